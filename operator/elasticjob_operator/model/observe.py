@@ -143,8 +143,8 @@ class Job:
     own_replicas: int | None = None  # the number in spec.replicas, if nobody but the operator has written it
     status_raw: Raw = field(default_factory=dict, compare=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix, and Kueue's
+    labels: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix, and Kueue's ...
+    annotations: Mapping[str, str] = field(default_factory=dict)  # ... as of these
     notices: tuple[reading.Notice, ...] = ()  # warnings for the user that do not stop the job
 
     @property
@@ -171,7 +171,8 @@ class Job:
 MOST_INDEX: Final = 10**9 - 1
 MOST_CONDITIONS: Final = 64  # of a pod
 MOST_REQUESTS: Final = 128  # resources of a pod; no node has as many
-_KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # prefixes of a job's annotations
+MOST_MARKS: Final = 64  # labels of a job, and annotations; there are ten that mean anything
+_KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # their prefixes
 
 
 def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
@@ -246,7 +247,7 @@ def observe_pod(raw: Raw) -> Pod | None:
         index=index,
         phase=found.phase,
         node=spec.get("nodeName") or "",
-        ip=status.get("podIP") or "",
+        ip=(status.get("podIP") or "")[:LONGEST_REASON],
         created=created,
         scheduled=scheduled_time if scheduled.get("status") == "True" else None,
         unschedulable=(scheduled_time or created) if unschedulable else None,
@@ -314,10 +315,15 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         own_replicas=asked.own_replicas,
         status_raw=said.raw,
         unread=unread,
-        labels={k: str(v) for k, v in _object(metadata.get("labels")).items()},
-        annotations={k: str(v) for k, v in annotations.items() if k.startswith(_KEPT)},
+        labels=_keep_marks(_object(metadata.get("labels"))),
+        annotations=_keep_marks(annotations),
         notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
     )
+
+
+def _keep_marks(marks: Raw) -> dict[str, str]:
+    ours = ((key, str(value)[: ownership.LONGEST_NAME]) for key, value in marks.items() if key.startswith(_KEPT))
+    return dict(itertools.islice(ours, MOST_MARKS))
 
 
 def identify_job(raw: Raw) -> Job | None:

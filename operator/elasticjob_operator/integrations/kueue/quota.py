@@ -124,7 +124,7 @@ def _find_placement(workload: Workload, flavors: Mapping[str, Flavor]) -> Placem
     if grant.has_topology:
         # Kueue takes the gates off in the order of the indices, counted from the first one of this Workload.
         annotations[names.ANNOTATION_OFFSET] = str(workload.first)
-        if not {"required", "preferred", "unconstrained"} & (workload.topology or {}).keys():
+        if not workload.asks_topology:
             annotations[names.ANNOTATION_UNCONSTRAINED] = "true"
     gates = (names.TOPOLOGY_GATE,) if grant.has_topology else ()
     fitting = {key: value for key, value in labels.items() if value and len(value) <= 63}

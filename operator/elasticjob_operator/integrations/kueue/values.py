@@ -3,20 +3,26 @@ where it matters: one that cannot be read is left out by whoever calls. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 from elasticjob_operator import numerals, quantity, text
+from elasticjob_operator.api import bounds, podtemplate
 from elasticjob_operator.api import names as ours
-from elasticjob_operator.api import podtemplate
 from elasticjob_operator.integrations.kueue import names
 from elasticjob_operator.model import ownership
 
 Raw = Mapping[str, Any]
 MOST_PODS = 100_000  # of a Workload: no job has more
 MOST_MESSAGE = 1024  # characters of what is said about it, which becomes a condition of the job
+# Of its conditions, amounts and updates, of which there are a few thousand bytes, or a multiple of that where a
+# pod asks for a thousand amounts, or Kueue names all flavors that do not fit.
+MOST_BYTES, MOST_VALUES = 128 * 1024, 2048
+MOST_FINALIZERS = 32  # who adds more keeps it from being gone with or without ours
+PLACEMENTS = frozenset({"required", "preferred", "unconstrained"})  # of a topology request
+_WHERE = "in its conditions, its containers' requests and its podSetUpdates: remove what is not Kueue's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Workload:
     cluster: str = ""  # the one that MultiKueue has sent the job to
     is_sent: bool = False  # MultiKueue has made it, from another cluster's
     grant: Grant | None = None
-    topology: Raw | None = None  # its request
+    asks_topology: bool = False  # it says where its pods are to be placed
     requests: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)  # by container: resource → amount
     generation: int = 0
     conditions: tuple[Raw, ...] = field(default=(), compare=False)
@@ -131,11 +137,12 @@ def observe_workload(raw: Raw) -> Workload | None:
     if not job_uid or first is None:
         return None
     (pod_set, *_) = spec.get("podSets") or [{}]
-    conditions = tuple(status.get("conditions") or ())
+    conditions, grant = tuple(status.get("conditions") or ()), _observe_grant(status)
+    requests, finalizers = find_requests(pod_set.get("template") or {}), tuple(metadata.get("finalizers") or ())
     true = {c["type"] for c in conditions if c.get("status") == "True"}
     said = {c["type"]: c for c in conditions}
     reclaimed = next((r["count"] for r in status.get("reclaimablePods") or () if r.get("name") == names.POD_SET), 0)
-    return Workload(
+    workload = Workload(
         name=metadata["name"],
         uid=metadata["uid"],
         version=str(metadata.get("resourceVersion", "")),
@@ -143,30 +150,47 @@ def observe_workload(raw: Raw) -> Workload | None:
         job_uid=job_uid,
         first=first,
         count=min(numerals.read_count(pod_set.get("count", 1), 2**64) or 0, MOST_PODS),
-        queue=str(spec.get("queueName", "")),
-        priority_class=str((spec.get("priorityClassRef") or {}).get("name", "")),
-        template_hash=str(annotations.get(names.ANNOTATION_TEMPLATE, "")),
+        queue=_name(spec.get("queueName")),
+        priority_class=_name((spec.get("priorityClassRef") or {}).get("name")),
+        template_hash=_name(annotations.get(names.ANNOTATION_TEMPLATE)),
         reclaimed=numerals.read_count(reclaimed) or 0,
         reserves="QuotaReserved" in true,
         is_admitted="Admitted" in true,
-        evicted=str(said["Evicted"].get("reason", "Evicted")) if "Evicted" in true else "",
+        evicted=_name(said["Evicted"].get("reason", "Evicted")) if "Evicted" in true else "",
         is_finished="Finished" in true,
         is_active=spec.get("active") is not False,
         is_deleting=metadata.get("deletionTimestamp") is not None,
-        finalizers=tuple(metadata.get("finalizers") or ()),
+        finalizers=finalizers if len(finalizers) <= MOST_FINALIZERS else (),
         message=text.clean(
             str((said["Evicted"] if "Evicted" in true else said.get("QuotaReserved", {})).get("message", "")),
             MOST_MESSAGE,
         ),
-        cluster=str(status.get("clusterName") or ""),
+        cluster=_name(status.get("clusterName")),
         is_sent=ours.LABEL_ORIGIN in (metadata.get("labels") or {}),
         granted=_count_granted(status),
-        grant=_observe_grant(status),
-        topology=pod_set.get("topologyRequest"),
-        requests=find_requests(pod_set.get("template") or {}),
+        grant=grant,
+        asks_topology=not PLACEMENTS.isdisjoint(pod_set.get("topologyRequest") or ()),
+        requests=requests,
         generation=numerals.read_count(metadata.get("generation")) or 0,
         conditions=conditions,
     )
+    excess = _find_excess(conditions, grant, requests)
+    if not excess:
+        return workload
+    return replace(workload, is_admitted=False, message=excess, grant=None, requests={}, conditions=())
+
+
+def _find_excess(conditions: Sequence[Raw], grant: Grant | None, requests: Mapping[str, Mapping[str, Decimal]]) -> str:
+    """Why a Workload cannot be kept as it was written, and so admits nothing; "" where it can."""
+    granted = [*grant.flavors, *grant.updates] if grant is not None else []
+    size = bounds.measure([*conditions, *granted, requests], MOST_VALUES)
+    if size.values > MOST_VALUES:
+        return f"the Workload has more than {MOST_VALUES} values {_WHERE}"
+    return f"the Workload has {size.bytes} bytes, of at most {MOST_BYTES}, {_WHERE}" if size.bytes > MOST_BYTES else ""
+
+
+def _name(value: object) -> str:
+    return str(value or "")[: ownership.LONGEST_NAME]
 
 
 def _count_granted(status: Raw) -> int | None:
@@ -187,7 +211,7 @@ def _observe_grant(status: Raw) -> Grant | None:
         if update.get("name") == names.POD_SET
     ]
     return Grant(
-        cluster_queue=str(admission.get("clusterQueue", "")),
+        cluster_queue=_name(admission.get("clusterQueue")),
         flavors=tuple(sorted(set((assignment.get("flavors") or {}).values()))),
         has_topology=bool(assignment.get("topologyAssignment")),
         updates=tuple(updates),
