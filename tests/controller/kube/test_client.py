@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
+from elasticjob_operator.kube.client import LARGEST_BYTES
+from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.transport import LARGE_BYTES, find_proxy
 
 VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
@@ -65,3 +67,17 @@ async def test_large_bodies_are_encoded_one_in_a_turn_of_the_loop(tmp_path: Path
         counting.cancel()
     assert len(encoded) == 16
     assert len(set(encoded)) == 16
+
+
+async def test_a_refusal_of_any_size_is_a_refusal(tmp_path: Path) -> None:
+    """The API server repeats what a tenant wrote. If that counted as no answer, no job would say why it waits."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        said = {"kind": "Status", "message": "no", "reason": "Invalid", "details": {"x": "y" * LARGEST_BYTES}}
+        return web.json_response(said, status=422)
+
+    async with answering(answer, tmp_path) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.request("GET", "/api/v1/namespaces/team/pods/x")
+    assert caught.value.status == 422
+    assert '"message": "no"' in caught.value.message

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
+from elasticjob_operator.rest import errors
 from elasticjob_operator.rest.errors import decode_error, decode_watch_error
 from elasticjob_operator.rest.request import Request, namespace_of, path_of, resource_name
 
@@ -57,6 +61,44 @@ def test_a_request_is_called_what_it_is_for() -> None:
 def test_errors_are_decoded(body: bytes, after: str | None, reason: str, message: str, seconds: float | None) -> None:
     error = decode_error(503, body, after)
     assert (error.status, error.reason, error.message, error.retry_after) == (503, reason, message, seconds)
+
+
+def refuse(volumes: int) -> bytes:
+    """What the API server answers to a pod with so many volumes that are none: each twice, in a text and in a list."""
+    causes = [
+        {"reason": "FieldValueRequired", "message": "Required value", "field": f"spec.volumes[{number}].name"}
+        for number in range(volumes)
+    ]
+    listed = ", ".join(f"{one['field']}: {one['message']}" for one in causes)
+    said = {
+        "kind": "Status",
+        "message": f'Pod "x" is invalid: [{listed}]',
+        "reason": "Invalid",
+        "details": {"name": "x", "kind": "Pod", "causes": causes},
+        "code": 422,
+    }
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def test_of_a_refusal_with_very_many_reasons_only_the_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read the list of 19,000 occupies the event loop for 50 ms, each time that the pod is tried."""
+    read: list[int] = []
+    loads = json.loads
+
+    def spy(data: bytes) -> Any:
+        read.append(data.count(b"{"))
+        return loads(data)
+
+    monkeypatch.setattr(errors.json, "loads", spy)
+    few, many = decode_error(422, refuse(100)), decode_error(422, refuse(19_000))
+    assert (few.reason, len(few.causes)) == ("Invalid", 100)
+    assert (many.status, many.reason, many.causes) == (422, "Invalid", (many.message,))
+    assert many.message.startswith('Pod "x" is invalid: [spec.volumes[0].name: Required value, ')
+    assert max(read) < 2048
+
+
+def test_of_something_else_with_very_many_values_only_the_beginning_is_told() -> None:
+    assert decode_error(502, b"[" + b"{}," * 100_000 + b"{}]").message == ("[" + "{}," * 171)[:512]
 
 
 def test_the_error_that_ends_a_watch() -> None:
