@@ -214,6 +214,8 @@ async def _read(response: aiohttp.ClientResponse, what: str, most_bytes: int = L
         data += part
         if len(data) > most_bytes:
             response.close()
+            if response.status >= 400:
+                break  # what begins it tells enough
             raise UnreadableError(what, f"the response is larger than {most_bytes} bytes")
     return data
 

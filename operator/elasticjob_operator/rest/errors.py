@@ -13,6 +13,8 @@ MOST_MESSAGE: Final = 4096  # characters: the API server repeats what tenants wr
 MOST_CAUSES: Final = 512  # fields of an object that were refused ...
 MOST_CAUSE: Final = 512  # ... with so many characters about each
 _MOST_REASON: Final = 256
+_MOST_OBJECTS: Final = 2048  # in an error: with more, the list of its causes is not read
+_DETAILS: Final = b',"details":'  # within a text, its marks would be escaped
 
 
 class ApiError(Exception):
@@ -55,12 +57,17 @@ def decode_error(status: int, data: bytes | bytearray, retry_after: str | None =
     """The error in a response. If the body is not a metav1.Status, for example a proxy's, it becomes the message."""
     text = data[:512].decode(errors="replace").strip()
     try:
-        said = json.loads(data)
+        said = json.loads(_without_details(data) if data.count(b"{") > _MOST_OBJECTS else data)
         reason, message = _read(said, text)
         causes = list(_list_causes(said))
     except (ValueError, AttributeError, TypeError):
         reason, message, causes = "", text, []
     return ApiError(status, reason, message, read_wait(retry_after), causes)
+
+
+def _without_details(data: bytes | bytearray) -> bytes | bytearray:
+    """A metav1.Status without its list of causes, which the message before it has too; of anything else no JSON."""
+    return data[: max(0, data.find(_DETAILS))] + b"}"
 
 
 def _read(said: Mapping[str, Any], otherwise: str = "") -> tuple[str, str]:

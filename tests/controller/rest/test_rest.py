@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.rest import errors
 from elasticjob_operator.rest.errors import decode_error, decode_watch_error
 from elasticjob_operator.rest.request import Request, namespace_of, path_of, resource_name
 
@@ -89,7 +88,7 @@ def test_of_a_refusal_with_very_many_reasons_only_the_text_is_read(monkeypatch: 
         read.append(data.count(b"{"))
         return loads(data)
 
-    monkeypatch.setattr(errors.json, "loads", spy)
+    monkeypatch.setattr(json, "loads", spy)
     few, many = decode_error(422, refuse(100)), decode_error(422, refuse(19_000))
     assert (few.reason, len(few.causes)) == ("Invalid", 100)
     assert (many.status, many.reason, many.causes) == (422, "Invalid", (many.message,))
