@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,10 +21,14 @@ DEEP = "[" * 200_000 + "]" * 200_000
 
 
 class Server:
-    """Holds objects as (name, JSON of what is not metadata); pages them as an API server does."""
+    """Holds objects as (name, JSON of what is not metadata); pages them as an API server does.
 
-    def __init__(self, *objects: tuple[str, str]) -> None:
+    `more`: what else is in the metadata of each, by name.
+    """
+
+    def __init__(self, *objects: tuple[str, str], more: Mapping[str, str] = MappingProxyType({})) -> None:
         self.objects = objects
+        self.more = more
         self.asked: list[int] = []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -32,7 +38,7 @@ class Server:
         rest = str(end) if end < len(self.objects) else ""
         short = request.headers["Accept"] == METADATA_LIST
         items = [
-            f'{{"metadata":{{"name":"{name}","namespace":"t"}},"data":{0 if short else data}}}'
+            f'{{"metadata":{{"name":"{name}","namespace":"t"{self.more.get(name, "")}}},"data":{0 if short else data}}}'
             for name, data in self.objects[start:end]
         ]
         text = f'{{"metadata":{{"resourceVersion":"7","continue":"{rest}"}},"items":[{",".join(items)}]}}'
@@ -75,6 +81,30 @@ async def test_one_object_does_not_hide_the_others(
     assert read_ == [n for n in names if n != "p4"]
     assert sorted(present) == names, "it is there, though it cannot be read"
     assert counted == [("pods", "Unreadable")]
+    assert "skipping pods t/p4" in caplog.text and why in caplog.text
+
+
+LABELS = json.dumps({f"l{number}": "" for number in range(80_000)})
+FIELDS = '{"f:a":' * 9000 + "{}" + "}" * 9000
+OWNED = ',"labels":{"a":"b"},"managedFields":[{"fieldsV1":'
+
+
+@pytest.mark.parametrize("is_metadata_enough", [False, True])
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        pytest.param(f',"labels":{LABELS}', "ValueError", id="very many labels"),
+        pytest.param(f"{OWNED}{FIELDS}}}]", "RecursionError", id="fields as deep as those of a spec"),
+    ],
+)
+async def test_nor_does_one_whose_metadata_cannot_be_read(
+    more: str, why: str, is_metadata_enough: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"p{i}" for i in range(9)]
+    server = Server(*((name, "1") for name in names), more={"p4": more})
+    read_, present = await read(server, tmp_path, Intake(), is_metadata_enough=is_metadata_enough)
+    assert read_ == [n for n in names if n != "p4"]
+    assert sorted(present) == names
     assert "skipping pods t/p4" in caplog.text and why in caplog.text
 
 
