@@ -243,6 +243,8 @@ MUTANTS = (
     Mutant("whole texts of pods", "model/containers.py", "LONGEST_MESSAGE = 320, 2048", "LONGEST_MESSAGE = 320, 2**30",
            ("tests/controller/model/test_small_snapshots.py",),
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),
+    Mutant("metadata of any size", "kube/listing.py", "_cut(data) if cut else data", "data",
+           ("tests/controller/kube/test_listing.py", "-k", "metadata_cannot"), breaks="No object can stop the operator"),
     Mutant("whole Workloads", "integrations/kueue/values.py", "    if not excess:", "    if True:",
            ("tests/controller/model/test_small_snapshots.py", "-k", "too_large"),
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),

@@ -36,6 +36,13 @@ def post_nested_job(cluster: Cluster, namespace: str, name: str, depth: int) -> 
     cluster.kube.raw("POST", Jobs(cluster, namespace).path, text.encode())
 
 
+def post_job_of_many_labels(cluster: Cluster, namespace: str) -> None:
+    labels = {f"l{number}": "" for number in range(80_000)}
+    metadata = {"name": "labelled", "labels": labels}
+    body = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": metadata, "spec": light_spec()}
+    cluster.kube.request("POST", Jobs(cluster, namespace).path, body)
+
+
 def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
     """Returns what the API server took."""
     core, taken = f"/api/v1/namespaces/{namespace}", []
@@ -52,6 +59,11 @@ def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
             "spec": {"ports": [{"port": 1}]},
         },
     }
+    many = {**LABELS, **{f"l{number}": "" for number in range(80_000)}}
+    for resource, more in (("configmaps", {}), ("services", {"spec": {"ports": [{"port": 1}]}})):
+        cluster.kube.request("POST", f"{core}/{resource}", {"metadata": {"name": "labelled", "labels": many}, **more})
+        taken.append(f"labelled {resource}")
+    post_job_of_many_labels(cluster, namespace)
     for resource, body in plain.items():
         cluster.kube.request("POST", f"{core}/{resource}", body)
         taken.append(resource)

@@ -1,14 +1,16 @@
 """Reads long lists page by page, even if objects are large or invalid.
 
 A page that is too large or cannot be decoded is requested again in smaller pieces, until the responsible object is
-alone; it is skipped by name. So no object hides the others. Objects are passed on one by one as they are decoded, while
-the server prepares the next page: the objects of a large cluster are never in memory together.
+alone; it is skipped by name, for which the beginning of its metadata is enough. So no object hides the others. Objects
+are passed on one by one as they are decoded, while the server prepares the next page: the objects of a large cluster
+are never in memory together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,8 @@ PLAIN = "application/json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 IDENTITY = ("namespace", "name", "uid", "resourceVersion")
 SEND_SECONDS = 0.001  # until a request has been sent
+# The first of these members, which the API server writes after what identifies an object.
+_SIZED = re.compile(rb',"(?:labels|annotations|ownerReferences|finalizers|managedFields)":[{\[]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Listing:
                         page = self._request(max(1, page.limit // 4), page.token)
                         continue
                     page = self._request(1, page.token, METADATA_LIST)
-                    await self._decode(page, functools.partial(self._skip, error.message), frozenset())
+                    await self._decode(page, functools.partial(self._skip, error.message), frozenset(), cut=True)
                 present += page.present
                 if page.next is None:
                     return Listed(present, page.version)
@@ -103,8 +107,11 @@ class Listing:
         accept = accept or (METADATA_LIST if self.is_metadata_enough else PLAIN)
         return _Page(limit, token, asyncio.create_task(self.api.fetch(self.path, query, accept)))
 
-    async def _decode(self, page: _Page, take: Take, taken: Collection[tuple[str, ...]]) -> None:
-        """Take the other objects of a page, and request the next one as soon as its token is known."""
+    async def _decode(self, page: _Page, take: Take, taken: Collection[tuple[str, ...]], *, cut: bool = False) -> None:
+        """Take the other objects of a page, and request the next one as soon as its token is known.
+
+        `cut`: of its only object, what comes before the parts of its metadata that may have any size or depth.
+        """
 
         def take_one(item: Raw) -> None:
             one = {"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}}
@@ -119,10 +126,16 @@ class Listing:
                 page.next = self._request(min(PAGE, 2 * page.limit), following)
                 await asyncio.sleep(SEND_SECONDS)
 
-        await decode_body(await page.coming, self.path, take_one, read_head)
+        data = await page.coming
+        await decode_body(_cut(data) if cut else data, self.path, take_one, read_head)
 
     def _skip(self, why: str, item: Raw) -> None:
         self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", why)
+
+
+def _cut(page: bytearray) -> bytearray:
+    found = _SIZED.search(page, max(0, page.find(b'"items":[')))
+    return page[: found.start()] + b"}}]}" if found else page
 
 
 def _identify(one: Raw) -> tuple[str, ...]:

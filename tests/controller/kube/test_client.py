@@ -80,4 +80,4 @@ async def test_a_refusal_of_any_size_is_a_refusal(tmp_path: Path) -> None:
         with pytest.raises(ApiError) as caught:
             await api.request("GET", "/api/v1/namespaces/team/pods/x")
     assert caught.value.status == 422
-    assert '"message": "no"' in caught.value.message
+    assert "no" in caught.value.message
