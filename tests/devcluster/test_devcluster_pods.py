@@ -40,6 +40,12 @@ def test_exit_code_and_termination_message(pods: Pods) -> None:
     assert pods.status("p")["phase"] == "Failed"
 
 
+def test_any_user_may_write_the_termination_message(pods: Pods) -> None:
+    """As the kubelet lets it: a worker without root says there that it has succeeded."""
+    ended = pods.run("p", "sh", "-c", "stat -c %a /dev/termination-log > /dev/termination-log")
+    assert ended["message"] == "666\n"
+
+
 def test_message_falls_back_to_the_log(pods: Pods) -> None:
     container = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     ended = pods.run("p", "sh", "-c", "echo first; echo last words; exit 1", container=container)
