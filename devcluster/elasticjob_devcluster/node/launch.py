@@ -28,6 +28,7 @@ async def build_launch(
         (home / part).mkdir(parents=True, exist_ok=True)
     message = home / "termination-log"
     message.touch()
+    message.chmod(0o666)  # whoever the container runs as
     env = environ.build_env(
         pod,
         container,
