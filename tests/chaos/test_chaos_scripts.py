@@ -19,8 +19,16 @@ from chaos.sessions import LOSSES
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
-def test_a_script_trains_the_same_while_its_world_changes() -> None:
-    assert run(30, 1, agents=0).violations == []
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(30, id="any"),
+        pytest.param(42007, id="random numbers after the gradient", marks=pytest.mark.long),
+        pytest.param(42201, id="a rank leaves before it has its session", marks=pytest.mark.long),
+    ],
+)
+def test_a_script_trains_the_same_while_its_world_changes(seed: int) -> None:
+    assert run(seed, 1, agents=0).violations == []
 
 
 def test_every_feature_is_drawn_and_every_script_is_python() -> None:
