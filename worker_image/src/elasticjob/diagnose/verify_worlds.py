@@ -116,7 +116,7 @@ class Worlds:
         victims = [self._processes[rank] for rank in kill]
         leaving = [self._processes[rank] for rank in leave if rank not in kill]
         staying = [one for one in self._processes if one not in victims and one not in leaving]
-        if not staying or not all(process.pid in self._find_sessions() for process in staying):
+        if not staying or not all(process.pid in self._find_sessions() for process in (*staying, *leaving)):
             self._kill(self._processes)
             self.start(size)
             return
