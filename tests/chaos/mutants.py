@@ -245,6 +245,8 @@ MUTANTS = (
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),
     Mutant("metadata of any size", "kube/listing.py", "_cut(data) if cut else data", "data",
            ("tests/controller/kube/test_listing.py", "-k", "metadata_cannot"), breaks="No object can stop the operator"),
+    Mutant("the first job is decoded", "run/cluster.py", 'api.fetch(path, {"limit": "1"}, JSON)', 'api.request("GET", path, query={"limit": "1"})',
+           ("tests/controller/run/test_first_job.py",), breaks="No object can stop the operator"),
     Mutant("whole Workloads", "integrations/kueue/values.py", "    if not excess:", "    if True:",
            ("tests/controller/model/test_small_snapshots.py", "-k", "too_large"),
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),

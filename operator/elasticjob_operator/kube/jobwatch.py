@@ -26,7 +26,7 @@ from elasticjob_operator.kube.json_stream import Unreadable
 from elasticjob_operator.kube.listing import Listing, Raw, Take
 from elasticjob_operator.kube.supervise import insist
 from elasticjob_operator.rest.errors import ApiError
-from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.rest.request import JSON, path_of
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class JobWatch:
         self._kopf_lists.set()
         if self._logins > 1:
             path = path_of(names.API_VERSION, names.PLURAL, (self._namespaces or ("",))[0])
-            await insist(lambda: self._api.request("GET", path, query={"limit": "1"}), refusals=())
+            await insist(lambda: self._api.fetch(path, {"limit": "1"}, JSON), refusals=())
         configuration = self._api.client.configuration
         bearer = (await configuration.auth_settings()).get("BearerToken")
         token = str(bearer["value"]).partition(" ")[2] if bearer else None

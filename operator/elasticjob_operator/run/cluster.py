@@ -18,7 +18,7 @@ from elasticjob_operator.model import served
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Kind
 from elasticjob_operator.rest.errors import ApiError
-from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.rest.request import JSON, path_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ async def await_crd(api: Api, namespaces: tuple[str, ...]) -> None:
     path = path_of(names.API_VERSION, names.PLURAL, namespaces[0] if namespaces else "")
     while True:
         try:
-            await api.request("GET", path, query={"limit": "1"})
+            await api.fetch(path, {"limit": "1"}, JSON)  # not decoded: the job may be anything
             return
         except ApiError as error:
             logger.warning(NO_CRD if error.status == 404 else f"the API server: {error}")
