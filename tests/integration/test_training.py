@@ -111,3 +111,27 @@ def test_a_mistake_in_the_script_fails_the_job_soon(jobs: Jobs, tmp_path: Path) 
     assert failed["reason"] == "CrashLoop"
     assert "No module named 'not_a_module_xyz'" in failed["message"]
     assert jobs.status("mistake")["restarts"]["total"] < 6
+
+
+REPORTING = """
+import time, elasticjob
+step = 0
+while True:
+    step += 1
+    loss = 1.0 if step < 20 else float("nan")
+    elasticjob.report(step=step, samples=8, flops=1e6, peak_flops=1e9, loss=loss, lr=0.1)
+    time.sleep(0.05)
+"""
+
+
+def test_a_loss_that_becomes_nan_is_named_in_the_status(jobs: Jobs, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(REPORTING)
+    spec = torchrun_spec(tmp_path, replicas=1)
+    spec["template"]["spec"]["containers"][0]["command"] = ["torchrun", str(script)]
+    jobs.create("nan", spec)
+    wait_for(lambda: jobs.status("nan").get("progress", {}).get("notFinite") == ["loss"], "the loss is named")
+    progress = jobs.status("nan")["progress"]
+    assert progress["metrics"] == [{"name": "lr", "value": 0.1}]
+    assert 0.001 < progress["mfu"] < 0.021, "20 steps a second of 1e6, of 1e9"
+    assert progress["samplesPerSecond"] > 8
