@@ -628,7 +628,8 @@ class Maker:
             yield f"drawn:spec.{name}"
 
 
-DRAWN_TOLD: Final = {"nodeSelector": ("affinity/selector",)}  # it is not in the schema's words
+# What the scheduler says of a field that is drawn, where these are not the words of the schema.
+DRAWN_TOLD: Final = {"nodeSelector": ("affinity/selector",), "schedulingGates": ("scheduling gates",)}
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
 TEXTS: Final = (
     "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",
