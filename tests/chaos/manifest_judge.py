@@ -18,8 +18,10 @@ SILENT: Final = "silent"
 SILENT_SECONDS: Final = 70.0  # a minute, and what it takes to see it
 MOST_REFUSED: Final = 10  # writes of one job that the API server refuses, or pods that a node refuses, in a minute
 MOST_TRIES: Final = 8  # of a job whose script fails at its start: at once, and then 1, 2, 4 … s later
+MOST_FREE_TRIES: Final = 10  # where that is free: three times at once, and then 1, 2, 4 … s later
 MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
 REFUSED_BY_NODES: Final = "node-refuses"  # the part that makes nodes refuse all pods
+EVICTED: Final = "evicted"  # the part whose pods are evicted soon after their start
 # Reasons that say only that there is no world yet.
 _EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping", "MembersFinish", "AllWanted")
 _COMMON: Final = frozenset({"spec", "name", "template", "kind", "value", "image", "path", "true", "false", "None"})
@@ -81,8 +83,8 @@ def find_last_step(pod: Raw) -> float:
 
 def most_pods(made: Made) -> int:
     """How many pods of this job may be made in a minute: each try of a job whose script fails makes all of them."""
-    tries = 0 if REFUSED_BY_NODES in made.parts else MOST_TRIES * int(made.body["spec"].get("replicas") or 1)
-    return max(MOST_REFUSED + 3, tries)
+    tries = 0 if REFUSED_BY_NODES in made.parts else MOST_FREE_TRIES if EVICTED in made.parts else MOST_TRIES
+    return max(MOST_REFUSED + 3, tries * int(made.body["spec"].get("replicas") or 1))
 
 
 def find_words(raw: object) -> Iterator[str]:
