@@ -131,7 +131,7 @@ PARTS: Final = (
     Part("resource-claim-missing", "pod",
          {"resourceClaims": [{"name": "gpu", "resourceClaimName": "missing-device"}]}, ("missing-device",)),
     # Nodes that are not there, or do not want the pod.
-    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("selector",), node=True),
+    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("affinity",), node=True),
     Part("node-name-missing", "pod", {"nodeName": "missing-node"}, ("missing-node",)),
     Part("node-name", "pod", {"nodeName": "light-1"}),
     Part("node-refuses", "pod",
@@ -286,7 +286,7 @@ PARTS: Final = (
     # Classes of runtimes, which add to what a pod requests and choose its nodes.
     Part("runtime-class-overhead", "pod", {"runtimeClassName": "here-runtime"}),
     Part("runtime-class-heavy", "pod", {"runtimeClassName": "heavy-runtime"}, ("memory",), node=True),
-    Part("runtime-class-elsewhere", "pod", {"runtimeClassName": "elsewhere-runtime"}, ("selector",), node=True),
+    Part("runtime-class-elsewhere", "pod", {"runtimeClassName": "elsewhere-runtime"}, ("affinity",), node=True),
     Part("overhead-alone", "pod", {"overhead": {"cpu": "250m"}}, ("overhead",)),
     Part("overhead-differs", "pod", {"runtimeClassName": "here-runtime", "overhead": {"cpu": "1"}}, ("overhead",)),
     # Less usual fields that every version knows.

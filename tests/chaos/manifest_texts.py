@@ -100,7 +100,7 @@ TEXTS: Final = (
          told=("registry.example.com/team/train:v3",)),
     Text("gpu-nodes", GPUS, """
         nodeSelector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}
-        tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]""", told=("selector",)),
+        tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]""", told=("affinity",)),
     Text("gpu-affinity", GPUS, """
         affinity:
           nodeAffinity:
@@ -117,7 +117,7 @@ TEXTS: Final = (
          told=("habana.ai/gaudi",)),
     Text("tpu", "resources: {limits: {google.com/tpu: 4}}", """
         nodeSelector: {cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 2x2x1}
-        """, told=("selector",)),
+        """, told=("affinity",)),
     Text("rdma", """
         resources: {limits: {nvidia.com/gpu: 1, rdma/hca_shared_devices_a: 1}}
         securityContext: {capabilities: {add: [IPC_LOCK]}}""", told=("rdma/hca_shared_devices_a",)),
@@ -202,7 +202,7 @@ TEXTS: Final = (
     Text("life", """
         lifecycle:
           postStart: {exec: {command: [sh, -c, "mkdir -p /tmp/cache"]}}
-          preStop: {sleep: {seconds: 5}}"""),
+          preStop: {exec: {command: [sleep, "5"]}}"""),
     Text("intel", "resources: {limits: {gpu.intel.com/i915: 1}}", told=("gpu.intel.com/i915",)),
     Text("claim-of-a-template", "resources: {claims: [{name: gpu}]}",
          "resourceClaims: [{name: gpu, resourceClaimTemplateName: single-gpu}]", told=("single-gpu", "claim")),
