@@ -66,6 +66,7 @@ class Hostile:
         return f"{self.collection}/{self.name}"
 
 
+LABELS = (3_000, 80_000)
 Case = Callable[[random.Random, str, Prey], Hostile]
 
 
@@ -87,6 +88,11 @@ def read(text: bytes) -> Object:
 
 def metadata(name: str, **more: Any) -> Object:
     return {"name": name, **more}
+
+
+def many_labels(dice: random.Random) -> dict[str, str]:
+    """Few bytes each, so an object may have more of them than anybody reads."""
+    return {f"l{number}": "" for number in range(dice.choice(LABELS))}
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------
@@ -118,6 +124,13 @@ def _job_huge(dice: random.Random, name: str, prey: Prey) -> Hostile:
 def _job_huge_escaped(dice: random.Random, name: str, prey: Prey) -> Hostile:
     """Few bytes for the store, six times as many in each event of a watch."""
     return job("huge-escaped", name, prey, spec_of(), annotations={"x": dice.choice("<>&") * 250_000})
+
+
+def _job_many_labels(dice: random.Random, name: str, prey: Prey) -> Hostile:
+    """Nothing of it can be read but its name: what is decoded has a limit."""
+    labels = many_labels(dice)
+    made = job("many-labels", name, prey, spec_of(), named=len(labels) == max(LABELS))
+    return replace(made, body=made.body | {"metadata": metadata(name, labels=labels)})
 
 
 def _job_many_replicas(dice: random.Random, name: str, prey: Prey) -> Hostile:
@@ -289,6 +302,10 @@ def _pod_metadata(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return pod("metadata", name, prey, labels=stolen(prey), annotations=extremes.draw_metadata(dice, 2))
 
 
+def _pod_many_labels(dice: random.Random, name: str, prey: Prey) -> Hostile:
+    return pod("many-labels", name, prey, labels=stolen(prey) | many_labels(dice))
+
+
 def _pod_huge(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return pod("huge", name, prey, labels=stolen(prey), annotations={"x": dice.choice("<&") * 250_000})
 
@@ -328,11 +345,15 @@ def _huge(dice: random.Random, prey: Prey) -> Object:
     return {"labels": stolen(prey), "annotations": {"x": dice.choice("<>&") * 250_000}}
 
 
+def _many_labels(dice: random.Random, prey: Prey) -> Object:
+    return {"labels": stolen(prey) | many_labels(dice)}
+
+
 def _child_of(kind: str) -> Case:
     """An object of this kind in each round, so that no kind depends on the dice."""
 
     def case(dice: random.Random, name: str, prey: Prey) -> Hostile:
-        claim = dice.choice((_stolen_labels, _foreign_owner, _huge))
+        claim = dice.choice((_stolen_labels, _foreign_owner, _huge, _many_labels))
         return child(kind, claim.__name__.strip("_").replace("_", "-"), name, prey, meta=claim(dice, prey))
 
     case.__name__ = f"_{kind.lower()}"
@@ -349,11 +370,12 @@ def _node(dice: random.Random, name: str, prey: Prey) -> Hostile:
 
 
 CASES: tuple[Case, ...] = (
-    _job_deep, _job_huge, _job_huge_escaped, _job_many_replicas, _job_shapes, _job_far_numbers, _job_unknown_field,
+    _job_deep, _job_huge, _job_huge_escaped, _job_many_labels, _job_many_replicas, _job_shapes, _job_far_numbers,
+    _job_unknown_field,
     _job_long_name, _job_longest_label, _job_dots, _job_escapes, _job_wrong_status, _job_odd_status,
     *(_job_drawn,) * 6, _job_metadata, _pod_metadata,
     _pod_stolen_labels, _pod_other_uid, _pod_not_controlled, _pod_other_name, _pod_odd_index, _pod_odd_phase,
-    _pod_huge, _config_map_huge, *(_child_of(kind) for kind in CHILDREN), _node,
+    _pod_huge, _pod_many_labels, _config_map_huge, *(_child_of(kind) for kind in CHILDREN), _node,
 )  # fmt: skip
 
 
