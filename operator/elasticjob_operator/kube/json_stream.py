@@ -22,12 +22,14 @@ SMALL = 2**14  # characters: the end of a longer item of a list is found before 
 MOST_VALUES = 75_000
 TOO_MANY = f"more than {MOST_VALUES} values"
 
-HEAD_BYTES = 4096  # the start of an unreadable line, which contains the object's name, since metadata comes first
+HEAD_BYTES = 4096  # the start of an unreadable line, which contains the object's name if it comes first
 _NAME = re.compile(rb'"name":"([a-z0-9.:-]{1,253})"')
 _TO_BRACKET = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+([{}\[\]])')
 _BRACKETS_A_TURN = 4096
 _WHITE = re.compile(r"[ \t\n\r]*")
 _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
+_IDENTITY = re.compile(_NAME.pattern + b"," + _NAMESPACE.pattern)  # labels of these names come before it
+_AFTER = b'},"spec":{'
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Lines:
         if size > self._longest:
             return Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
         if size > LARGE_BYTES and has_too_many_values(text := line.decode(errors="replace")):
-            return self._reduce(text) or Unreadable(find_name(line[:HEAD_BYTES]), TOO_MANY)
+            return self._reduce(text) or Unreadable(find_name(line), TOO_MANY)
         return line
 
 
@@ -87,12 +89,17 @@ def _decode_line(line: bytes) -> Any | Unreadable:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Unreadable(find_name(line[:HEAD_BYTES]), f"no JSON that can be read: {type(error).__name__}")
+        return Unreadable(find_name(line), f"no JSON that can be read: {type(error).__name__}")
 
 
-def find_name(head: bytes) -> str:
-    """namespace/name of the object that starts with `head`, for a warning; empty if it is not found."""
-    metadata = head.partition(b'"metadata":')[2]
+def find_name(line: bytes) -> str:
+    """namespace/name of the object in an unreadable line, for a warning; empty if it is not found.
+
+    They come first in the metadata of what Kubernetes itself knows, and in that of a job after its labels.
+    """
+    metadata = line[:HEAD_BYTES].partition(b'"metadata":')[2]
+    if not metadata.startswith(b'{"name":') and (found := _IDENTITY.findall(line, 0, max(0, line.find(_AFTER)))):
+        return b"/".join(reversed(found[-1])).decode()
     name, namespace = _NAME.search(metadata), _NAMESPACE.search(metadata)
     return "/".join(found[1].decode() for found in (namespace, name) if found)
 

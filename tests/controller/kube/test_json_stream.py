@@ -132,6 +132,15 @@ def test_one_of_many_values_is_not_parsed() -> None:
     assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
 
 
+def test_an_object_whose_labels_are_too_many_is_named_by_what_comes_after_them() -> None:
+    """The API server sorts the metadata of a job. Labels that look like its name are not taken for it."""
+    labels = {f"l{number}": "" for number in range(80_000)} | {"name": "liar", "namespace": "other"}
+    metadata = {"labels": labels, "name": "big", "namespace": "t2", "resourceVersion": "7", "uid": "u"}
+    event = {"type": "ADDED", "object": {"kind": "ElasticJob", "metadata": metadata, "spec": {"replicas": 1}}}
+    line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+    assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
+
+
 @pytest.mark.parametrize("line", [FULL_OF_COMMAS, LARGEST_JOB], ids=["a text is one value", "the largest job"])
 def test_one_of_many_bytes_is_parsed(line: bytes) -> None:
     assert list(Lines(2**22).feed(line + b"\n")) == [json.loads(line)]
