@@ -96,6 +96,7 @@ def test_a_trace_of_a_job_outlives_workers_pods_and_operator(
     for out, uid in ((restarts, trace), (session, other)):
         assert contexts(out) == {number: f"00-{uid}-{number:016x}-01" for number in contexts(out)}
 
+    wait_for(lambda: collector.spans.get(trace) and collector.spans.get(other), "the spans of the first worlds")
     operator.kill()  # what it has noted of the worlds of now is gone, and nothing else
     operator.start()
     (restarts / "stop").touch()
