@@ -183,7 +183,9 @@ def find_succeeded(world: api.RendezvousStatus, pods: Mapping[str, Pod], agents:
     ended = {
         m.uid for m in world.members if m.uid in pods and ended_well(pods[m.uid], agents.get(m.uid), world.generation)
     }
-    failures = []
+    failures: list[wire.Failure] = []
+    if not ended:
+        return frozenset()
     for uid in {m.uid for m in world.members} - ended:
         agent = agents.get(uid)
         if agent is None or not agent.connected or uid not in pods or pods[uid].terminal:  # perhaps it is lost itself
