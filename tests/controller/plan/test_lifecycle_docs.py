@@ -30,7 +30,15 @@ SPEAKERS = (
 )  # fmt: skip
 NOT_REASONS = {
     *("ContainerCreating", "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"),  # Kubernetes'
-    *("ContainerStatusUnknown", "NodeAffinity", "NodeLost", "NodeShutdown", "PodGroup", "PodInitializing"),
+    *(
+        "ContainerStatusUnknown",
+        "NodeAffinity",
+        "NodeLost",
+        "NodeShutdown",
+        "PodGroup",
+        "PodInitializing",
+        "PersistentVolumeClaim",
+    ),
     *("DistBackendError", "DistNetworkError", "DistStoreError"),  # torch's exceptions
     *("ElasticJob", "ElasticJobTemplate", "FailJob", "RestartIgnoreBudget", "NewPod", "UsageError"),  # ours
 }
