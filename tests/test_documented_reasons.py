@@ -18,6 +18,7 @@ REASON: Final = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)+")
 # Words of the same form that are no reasons of the operator.
 KINDS: Final = {
     "ConfigMap", "NetworkPolicy", "PodGroup", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NewPod", "UsageError",
+    "PersistentVolumeClaim", "NaN",
 }  # fmt: skip
 OF_KUBERNETES: Final = {
     "ContainerCreating", "ContainerStatusUnknown", "ErrImageNeverPull", "ErrImagePull", "FallbackToLogsOnError",
