@@ -46,8 +46,8 @@ class Place:
 
 
 def from_message(message: Mapping[str, Any]) -> Place:
-    """Parse a message from the agent. Raises KeyError or TypeError if a field is missing or has the wrong type."""
-    return Place(**{name: message[name] for name in Place.__dataclass_fields__})
+    """Parse a message from the agent. Raises TypeError if a field without a default is missing."""
+    return Place(**{name: message[name] for name in Place.__dataclass_fields__ if name in message})
 
 
 def from_environ(environ: Mapping[str, str]) -> Place | None:
