@@ -8,9 +8,11 @@ import sys
 import pytest
 import torch.distributed as dist
 
+from elasticjob.channel.place import Place
 from elasticjob.context.context import Context, pass_over, read_context
 from elasticjob.context.network import find_interface, own_address, read_interfaces, set_interface
 from elasticjob.errors import ConfigurationError
+from elasticjob.launch.preload import OWN_VARIABLES
 from worker.gang_helper import PROGRAMS, Member, clean_environment, run_gang
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -195,3 +197,9 @@ assert not dist.is_initialized() and threading.active_count() == 1
 def test_the_newest_checkpoints_are_passed_over_where_the_same_error_repeats(repeats: int, left: list[int]) -> None:
     assert list(pass_over([40, 30, 20], repeats)) == left
     assert list(pass_over([], repeats)) == []
+
+
+def test_imports_ahead_take_no_variable_that_each_start_sets_anew() -> None:
+    """A module that reads one while it is imported must be imported by each worker."""
+    place = Place(generation=3, rank=1, world_size=4, address="10.0.0.1", port=29500, repeats=2)
+    assert set(place.as_environ()) <= OWN_VARIABLES
