@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -26,7 +27,7 @@ from elasticjob_operator.api.building import build_models
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
-from elasticjob_operator.pool.capacity import Pool, Rate, add_rates, parse_pool, parse_rate
+from elasticjob_operator.pool.capacity import add_rates, parse_pool, parse_rate
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run import loop_errors
@@ -38,42 +39,20 @@ from elasticjob_operator.run.otlp import find_url, parse_headers
 
 # The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
 DEEPEST_JSON = 12_000
+Value = TypeVar("Value")
+
+
+def _checked(read: Callable[[str], Value], value: str) -> Value:
+    """What the function reads of an option; its ValueError becomes that of the command line."""
+    try:
+        return read(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _checked_address(value: str) -> str:
-    try:
-        parse_address(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    _checked(parse_address, value)
     return value
-
-
-def _checked_pool(value: str) -> Pool:
-    try:
-        return parse_pool(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _checked_rate(value: str) -> tuple[str, Rate]:
-    try:
-        return parse_rate(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _checked_endpoint(value: str) -> str:
-    try:
-        return find_url(value) if value else ""
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _checked_headers(value: str) -> dict[str, str]:
-    try:
-        return parse_headers(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ELASTICJOB_OPERATOR"})
@@ -197,7 +176,7 @@ def main() -> None:
     default=("default=nvidia.com/gpu",),
     show_default=True,
     metavar="NAME=RESOURCE[,label=value]",
-    callback=lambda context, option, values: tuple(_checked_pool(value) for value in values),
+    callback=lambda context, option, values: tuple(_checked(parse_pool, value) for value in values),
     help="Devices that jobs with scaling.mode Goodput share: a resource, of the nodes with these labels; repeatable.",
 )
 @click.option(
@@ -205,7 +184,7 @@ def main() -> None:
     "rates",
     multiple=True,
     metavar="POOL=PRICE[,label=value]",
-    callback=lambda context, option, values: tuple(_checked_rate(value) for value in values),
+    callback=lambda context, option, values: tuple(_checked(parse_rate, value) for value in values),
     help="What a device of the pool's nodes with these labels costs an hour; repeatable, the first that suits counts.",
 )
 @click.option(
@@ -220,14 +199,14 @@ def main() -> None:
     "--otlp-endpoint",
     "otlp_url",
     default="",
-    callback=lambda context, option, value: _checked_endpoint(value),
+    callback=lambda context, option, value: _checked(find_url, value) if value else "",
     help="Base URL of an OpenTelemetry collector (OTLP over HTTP), which gets a trace of each job. Default: none.",
 )
 @click.option(
     "--otlp-headers",
     envvar="OTEL_EXPORTER_OTLP_HEADERS",
     default="",
-    callback=lambda context, option, value: _checked_headers(value),
+    callback=lambda context, option, value: _checked(parse_headers, value),
     help="Headers for it, name=value,...; as a variable, the process list does not show them.",
     show_envvar=True,
 )

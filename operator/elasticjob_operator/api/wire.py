@@ -222,9 +222,7 @@ class World(Wire):
     sizes: tuple[tuple[Count, Count], ...] | None = None
     store: Store
     restarts: Count = 0  # worker-caused restarts so far
-    repeats: Count | None = (
-        None  # how many of them in a row were caused by the same error at the same place, from two on
-    )
+    repeats: Count | None = None  # how many of them in a row were the same error at the same place, from two on
 
 
 class Regroup(Wire):

@@ -44,7 +44,7 @@ def _last_mistake(failure: Failure) -> str:
 def find_place(failure: Failure) -> str:
     """The program's error and where it was raised, as in `ValueError at train.py:88`; "" if it may mend itself."""
     kind = errortext.exception_of(failure.traceback).partition(":")[0].rpartition(".")[2][:128]
-    frames = [(file, line) for file, line in _FRAME.findall(failure.traceback)]
+    frames = _FRAME.findall(failure.traceback)
     own = [frame for frame in frames if not _LIBRARY.search(frame[0])] or frames
     if not kind.isidentifier() or not own or failure.blame is not Blame.USER or _MENDS.search(kind):
         return ""

@@ -31,8 +31,8 @@ def find_checkpoint(folder: str | Path) -> str | None:
     """The newest checkpoint in the Trainer's `output_dir` that is whole; None if there is none, to start from scratch.
 
     The newest is the one that was written last: after training has gone back, its number is not the highest. Where the
-    same error has stopped the training twice without progress, it is an older one.
-    transformers' own `get_last_checkpoint` also returns one whose writer was killed, and resuming from it fails.
+    same error has stopped the training twice without progress, it is an older one. transformers' own
+    `get_last_checkpoint` also returns one whose writer was killed, and resuming from it fails.
     """
     found = [place for place in Path(folder).glob("checkpoint-*") if _is_whole(place)]
     found.sort(key=lambda place: ((place / _LAST).stat().st_mtime_ns, _number_of(place)), reverse=True)
