@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.api import names
 from operator_fixture import Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -18,6 +19,8 @@ NAMES = {
     "a hostname cut at 63 would lose the index": "a" * 57,
     "longer than a label": "b" * 64,
     "as long as a name can be": "c" * 120 + "." + "d" * 132,
+    "the start of the name of another's Service": names.service_name("llama-3.1-8b").removesuffix("-workers"),
+    "the label of another": names.label("b" * 64),
 }
 
 

@@ -65,6 +65,23 @@ def test_different_jobs_have_different_names(kind: str, pair: list[Any]) -> None
     assert derive(pair[0]) != derive(pair[1])
 
 
+@pytest.mark.parametrize("kind", DERIVED)
+@given(job=JOBS)
+def test_no_other_job_is_called_after_what_is_derived(kind: str, job: str) -> None:
+    """A name that fits is kept at the start of what is derived from it, so these are all that could have it as well."""
+    derive = DERIVED[kind][0]
+    name = derive(job)
+    others = [start for length in range(1, len(name) + 1) if is_name(start := name[:length]) and start != job]
+    assert [other for other in others if derive(other) == name] == []
+
+
+@given(job=JOBS, digest=st.text("0123456789abcdef", min_size=10, max_size=10))
+def test_no_certificate_has_the_name_of_code(job: str, digest: str) -> None:
+    for name in (names.ca_config_map_name(job), names.code_config_map_name(job, digest)):
+        for start in (name[:length] for length in range(1, len(name)) if is_name(name[:length])):
+            assert name not in {names.ca_config_map_name(start), names.code_config_map_name(start, digest)} or start == job
+
+
 @given(job=JOBS, indices=st.lists(st.integers(0, MOST_INDEX), min_size=2, max_size=2, unique=True))
 def test_different_pods_have_different_names(job: str, indices: list[int]) -> None:
     assert names.pod_name(job, indices[0]) != names.pod_name(job, indices[1])
