@@ -139,29 +139,38 @@ def is_ours(manager: str) -> bool:
 
 
 # The API server accepts any DNS subdomain of up to 253 characters as the name of a job. What is derived from it keeps
-# that name where it fits its kind; otherwise it is cut, and a digest of the whole name keeps it unique.
+# that name where it fits its kind; otherwise it is cut, and ends with a digest of the whole name. No name that is kept
+# ends like that, and no digest can be aimed at: two jobs never need the same name.
 
 _SUBDOMAIN: Final = 253  # characters of most names
 _LABEL: Final = 63  # of the value of a label, of a host name, and of a Service's name
+_DIGITS: Final = 16  # of a digest
 _INDEX: Final = len("-999999999")  # the longest replica index
 _HOST: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SERVICE: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def _digest(job: str) -> str:
+    return hashlib.sha256(job.encode()).hexdigest()
 
 
 def _fit(job: str, suffix: str, most: int, shape: re.Pattern[str] | None = None) -> str:
     """`<job><suffix>` if it is short enough and has this shape, or else a readable part of it with a digest."""
     if len(job) + len(suffix) <= most and (shape is None or shape.fullmatch(job + suffix)):
         return job + suffix
-    digest = hashlib.sha256(job.encode()).hexdigest()[:8]
     plain = job if shape is None else job.replace(".", "-")
     if shape is _SERVICE and plain[:1].isdigit():
         plain = f"job-{plain}"
-    return f"{plain[: most - len(suffix) - len(digest) - 1].rstrip('-.')}-{digest}{suffix}"
+    end = f"{suffix}-{_digest(job)[:_DIGITS]}"
+    return plain[: most - len(end)].rstrip("-.") + end
 
 
 def label(job: str) -> str:
-    """The value of LABEL_JOB."""
-    return _fit(job, "", _LABEL)
+    """The value of LABEL_JOB. It has no suffix: one with a digest is as long as a label can be, and no other is."""
+    if len(job) < _LABEL:
+        return job
+    start = job[: _LABEL - _DIGITS - 1].rstrip("-.")
+    return f"{start}-{_digest(job)}"[:_LABEL]
 
 
 def pod_name(job: str, index: int) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_operator.api import names
+from examples import tries
 
 PART = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN, HOST, SERVICE = rf"{PART}(\.{PART})*", PART, "[a-z]([-a-z0-9]*[a-z0-9])?"
@@ -66,6 +67,7 @@ def test_different_jobs_have_different_names(kind: str, pair: list[Any]) -> None
 
 
 @pytest.mark.parametrize("kind", DERIVED)
+@tries(few=20, many=200)
 @given(job=JOBS)
 def test_no_other_job_is_called_after_what_is_derived(kind: str, job: str) -> None:
     """A name that fits is kept at the start of what is derived from it, so these are all that could have it as well."""
@@ -75,11 +77,14 @@ def test_no_other_job_is_called_after_what_is_derived(kind: str, job: str) -> No
     assert [other for other in others if derive(other) == name] == []
 
 
+@tries(few=20, many=200)
 @given(job=JOBS, digest=st.text("0123456789abcdef", min_size=10, max_size=10))
 def test_no_certificate_has_the_name_of_code(job: str, digest: str) -> None:
     for name in (names.ca_config_map_name(job), names.code_config_map_name(job, digest)):
         for start in (name[:length] for length in range(1, len(name)) if is_name(name[:length])):
-            assert name not in {names.ca_config_map_name(start), names.code_config_map_name(start, digest)} or start == job
+            assert (
+                name not in {names.ca_config_map_name(start), names.code_config_map_name(start, digest)} or start == job
+            )
 
 
 @given(job=JOBS, indices=st.lists(st.integers(0, MOST_INDEX), min_size=2, max_size=2, unique=True))
@@ -96,9 +101,9 @@ def test_a_short_name_is_kept_whole(job: str) -> None:
 
 
 def test_what_stands_for_a_name_that_does_not_fit() -> None:
-    assert names.host_name("llama-3.1-8b", 2) == "llama-3-1-8b-7b633509-worker-2"
+    assert names.host_name("llama-3.1-8b", 2) == "llama-3-1-8b-worker-2-7b633509d094d2d3"
     assert names.pod_name("llama-3.1-8b", 2) == "llama-3.1-8b-worker-2"
-    assert names.service_name("3d-unet") == "job-3d-unet-c3f6ebbe-workers"
+    assert names.service_name("3d-unet") == "job-3d-unet-workers-c3f6ebbebf811f51"
 
 
 def test_names_are_functions_of_the_job() -> None:
