@@ -25,6 +25,7 @@ class FakeApi:
         self.denied: set[str] = set()  # verbs that are forbidden: "patch", "list pods", ...
         self.patches: list[tuple[str, Any]] = []
         self.is_down = False
+        self.texts: list[str] = []  # of further jobs in its lists
         self._version = 0
         self._told: list[dict[str, Any]] = []
         self._watchers: list[asyncio.Queue[dict[str, Any] | None]] = []
@@ -91,7 +92,9 @@ class FakeApi:
         if "list jobs" in self.denied:
             return deny("elasticjobs is forbidden: User cannot list resource")
         found = [job for (space, _), job in self.jobs.items() if not namespace or space == namespace]
-        return web.json_response({"items": found, "metadata": {"resourceVersion": str(self._version)}})
+        items = ",".join([*map(json.dumps, found), *self.texts])
+        text = f'{{"metadata": {{"resourceVersion": "{self._version}"}}, "items": [{items}]}}'
+        return web.Response(text=text, content_type="application/json")
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
