@@ -13,10 +13,10 @@ from elasticjob_operator.apply import events
 from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, integration
-from elasticjob_operator.kube import json_stream
 from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
+from elasticjob_operator.rest import json_stream
 from elasticjob_operator.run import metrics, otlp, overdue_pods, quiet_pods, tracing
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"

@@ -13,10 +13,11 @@ from elasticjob_operator.api import names, wire
 from elasticjob_operator.apply.manifests import common, pods
 from elasticjob_operator.hub import auth, connection, frames, limits, registry
 from elasticjob_operator.hub.agents import AgentEntry
-from elasticjob_operator.kube import cache, json_stream
+from elasticjob_operator.kube import cache
 from elasticjob_operator.model import observe
 from elasticjob_operator.plan.plan import Plan, Seen, plan
 from elasticjob_operator.plan.values import NewPod
+from elasticjob_operator.rest import json_stream
 from elasticjob_operator.times import format_time
 
 Work = Callable[[], object]

@@ -30,6 +30,7 @@ from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
 from elasticjob_operator.pool.capacity import add_rates, parse_pool, parse_rate
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.json_stream import DEEPEST_JSON
 from elasticjob_operator.run import loop_errors
 from elasticjob_operator.run.http import parse_address
 from elasticjob_operator.run.job_lines import JobLines
@@ -37,8 +38,6 @@ from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.otlp import find_url, parse_headers
 
-# The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
-DEEPEST_JSON = 12_000
 Value = TypeVar("Value")
 
 

@@ -17,10 +17,10 @@ from kubernetes.aio import client, config
 from elasticjob_operator.api import names
 from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.fair_queue import Slots, Urgency
-from elasticjob_operator.kube.json_stream import Head, Lines, Take, Unreadable, decode, ignore, keep
 from elasticjob_operator.kube.leadership import Leadership
 from elasticjob_operator.kube.token_file import TokenFile
 from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_error, no_reply
+from elasticjob_operator.rest.json_stream import Head, Lines, Take, Unreadable, decode, ignore, keep
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
 

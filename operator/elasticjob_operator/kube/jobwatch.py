@@ -22,10 +22,10 @@ from elasticjob_operator.kube import handlers, kopf_session
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
-from elasticjob_operator.kube.json_stream import Unreadable
 from elasticjob_operator.kube.listing import Listing, Raw, Take
 from elasticjob_operator.kube.supervise import insist
 from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.json_stream import Unreadable
 from elasticjob_operator.rest.request import JSON, path_of
 
 logger = logging.getLogger(__name__)

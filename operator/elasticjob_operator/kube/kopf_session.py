@@ -17,7 +17,7 @@ import kopf
 
 from elasticjob_operator.api import bounds
 from elasticjob_operator.kube.client import LARGEST_BYTES
-from elasticjob_operator.kube.json_stream import HEAD_BYTES, Lines, Unreadable, decode, has_too_many_values
+from elasticjob_operator.rest.json_stream import HEAD_BYTES, Lines, Unreadable, decode, has_too_many_values
 from elasticjob_operator.turn import Turn
 
 Skip = Callable[[Unreadable], object]

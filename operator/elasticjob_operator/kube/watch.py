@@ -20,9 +20,9 @@ from typing import Any
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
-from elasticjob_operator.kube.json_stream import Unreadable
 from elasticjob_operator.kube.listing import Listing
 from elasticjob_operator.rest.errors import ApiError, decode_watch_error
+from elasticjob_operator.rest.json_stream import Unreadable
 from elasticjob_operator.rest.request import METADATA_ONLY, resource_name
 
 logger = logging.getLogger(__name__)

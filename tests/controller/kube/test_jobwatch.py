@@ -17,7 +17,7 @@ from elasticjob_operator.api import bounds
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.jobwatch import JobWatch
-from elasticjob_operator.kube.json_stream import MOST_VALUES
+from elasticjob_operator.rest.json_stream import MOST_VALUES
 
 pytestmark = pytest.mark.timeout(60)
 COLLECTION = "/apis/elasticjob.dev/v1alpha1/elasticjobs"

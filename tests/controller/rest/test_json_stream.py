@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.kube.json_stream import LARGE_BYTES, Lines, Unreadable, decode
+from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode
 
 DEEP = b"[" * 70_000 + b"]" * 70_000
 NAMED = b'{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"big","namespace":"t2","labels":{"name":"x"}}'

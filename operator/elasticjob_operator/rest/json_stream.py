@@ -16,6 +16,8 @@ from typing import Any
 
 from elasticjob_operator.turn import Turn
 
+# The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
+DEEPEST_JSON = 12_000  # for sys.setrecursionlimit
 LARGE_BYTES = 2**16  # a shorter response is decoded at once
 SMALL = 2**14  # characters: the end of a longer item of a list is found before it is decoded
 # Of one object, in commas and brackets: a job of 5,000 members with the largest template has 65,000.
