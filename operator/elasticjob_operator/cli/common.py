@@ -27,6 +27,7 @@ from elasticjob_operator.cli.options import (
 )
 from elasticjob_operator.client import Client, ClientError, Job, JobFailedError, WaitTimeoutError
 from elasticjob_operator.client.errors import ConflictError, UnreachableError
+from elasticjob_operator.client.model import summarize
 from elasticjob_operator.text import printable
 
 __all__ = [
@@ -173,7 +174,7 @@ def complete_job(context: click.Context, parameter: click.Parameter, incomplete:
         target = Target(*(meta.get(f"elasticjob.{name}") for name in ("kubeconfig", "context", "namespace")))
         async with target.client() as client:
             async with asyncio.timeout(_COMPLETION_SECONDS):
-                return [job.name for job in await client.list(from_cache=True)]
+                return [job.name for job in await client.list(from_cache=True, keep=summarize)]
 
     try:
         found = asyncio.run(names())

@@ -16,6 +16,7 @@ from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
 from elasticjob_operator.client import Client, ClientError, Happening, Job, NotFoundError, Pod
 from elasticjob_operator.client import history as past
+from elasticjob_operator.client.model import summarize, whole
 from elasticjob_operator.client.rules import is_met
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.history.faulty_nodes import NodeRecord
@@ -36,7 +37,8 @@ def list_command(all_namespaces: bool, selector: str | None, output: str | None)
     async def work(client: Client) -> list[Job]:
         # A table is for people, who cannot tell milliseconds; a program may rely on what it has just done.
         is_table = output in (None, "wide")
-        return await client.list(all_namespaces=all_namespaces, selector=selector, from_cache=is_table)
+        keep = whole if output in ("json", "yaml") else summarize
+        return await client.list(all_namespaces=all_namespaces, selector=selector, from_cache=is_table, keep=keep)
 
     jobs = with_client(work)
     if output in ("json", "yaml"):
@@ -95,7 +97,7 @@ def top(name: str | None) -> None:
 
     async def work(client: Client) -> None:
         if name is None:
-            jobs, sizes = await asyncio.gather(client.list(from_cache=True), client.sizes())
+            jobs, sizes = await asyncio.gather(client.list(from_cache=True, keep=summarize), client.sizes())
             common.show(tables.list_top(jobs, time.time(), sizes))
             return
         job, pods, usage, sizes = await asyncio.gather(
@@ -120,7 +122,7 @@ def nodes(all_namespaces: bool, output: str | None) -> None:
     """Show the nodes on which pods of jobs were lost, and whether new pods avoid them."""
 
     async def work(client: Client) -> tuple[NodeRecord, ...]:
-        jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output)
+        jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output, keep=summarize)
         return faulty_nodes.remember(((f"{j.namespace}/{j.name}", j.status.node_faults) for j in jobs), time.time())
 
     found = with_client(work)

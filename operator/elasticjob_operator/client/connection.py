@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 
 from elasticjob_operator import __version__
 from elasticjob_operator.client import errors
+from elasticjob_operator.rest import json_stream
 from elasticjob_operator.rest.errors import decode_error, read_wait
 from elasticjob_operator.rest.request import Request
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Prepared, Transport
@@ -51,6 +52,22 @@ class Connection:
         """Send a request and return the JSON object of the response. Raises ClientError."""
         async with self._answer(request, _ASK) as response:
             parsed = json.loads(await response.text())
+        return parsed if isinstance(parsed, dict) else {}
+
+    async def ask_items(
+        self, request: Request, take: Callable[[Any], object], most: int | None = None
+    ) -> dict[str, Any] | None:
+        """The same for a list; each of its items is replaced by what `take` makes of it, before the next is decoded.
+
+        None for a response of more bytes than `most`.
+        """
+        async with self._answer(request, _ASK) as response:
+            data = bytearray()
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if most is not None and len(data) > most:
+                    return None
+        parsed = await json_stream.decode(data, take, reduce=json.loads)
         return parsed if isinstance(parsed, dict) else {}
 
     async def stream_lines(self, request: Request) -> AsyncGenerator[str, None]:

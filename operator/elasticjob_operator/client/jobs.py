@@ -19,7 +19,7 @@ from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.execute import run_in_pod
 from elasticjob_operator.client.history import Point, read_sizes
 from elasticjob_operator.client.listing import list_all, stream_changes
-from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words
+from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words, whole
 from elasticjob_operator.rest.request import MERGE_PATCH, Request, path_of
 
 _PAUSE: Final = 1.0
@@ -70,13 +70,21 @@ class Client:
         all_namespaces: bool = False,
         selector: str | None = None,
         from_cache: bool = False,
+        keep: Callable[[Job], Job] = whole,
     ) -> Jobs:
-        """`from_cache`: what the API server has in memory. It answers several times as fast, and may not know the very
-        last changes.
+        """`keep` makes of each job what is kept of it. `from_cache`: what the API server has in memory. It answers
+        several times as fast, and may not know the very last changes.
         """
         path = self._jobs(namespace, all_namespaces)
-        found, _ = await list_all(self.connection, path, "list jobs", selector, from_cache=from_cache)
-        return [Job.parse(raw) for raw in found]
+        found, _ = await list_all(
+            self.connection,
+            path,
+            "list jobs",
+            selector,
+            from_cache=from_cache,
+            take=lambda raw: keep(Job.parse(raw)),
+        )
+        return found
 
     async def pods(self, name: str, namespace: str | None = None) -> Pods:
         """The job's pods, by index."""
@@ -199,22 +207,30 @@ class Client:
         all_namespaces: bool = False,
         seen: dict[str, Job] | None = None,
         listed: Callable[[], object] = lambda: None,
+        keep: Callable[[Job], Job] = whole,
     ) -> AsyncGenerator[Change, None]:
         """The current state of every job (or of one), then every change. Never ends by itself.
 
         `seen`: the jobs that the caller knows, by UID; it is kept up to date, so that a second watch yields only what
-        changed since the first. `listed` is called each time all jobs were read.
+        changed since the first. `listed` is called each time all jobs were read. `keep` makes of each job what is kept
+        of it: its uid and resourceVersion at least.
         """
         path = self._jobs(namespace, all_namespaces)
         query = (("fieldSelector", f"metadata.name={name}"),) if name else ()
         seen = {} if seen is None else seen
         while True:
-            found, version = await list_all(self.connection, path, "watch jobs", more=query)
+            found, version = await list_all(
+                self.connection,
+                path,
+                "watch jobs",
+                more=query,
+                take=lambda raw: rules.read_job(raw, seen, keep),
+            )
             for change in rules.find_differences(seen, found):
                 yield change
             listed()
             try:
-                async for change in stream_changes(self.connection, path, query, version):
+                async for change in stream_changes(self.connection, path, query, version, keep):
                     rules.apply_change(seen, change)
                     yield change
             except (errors.GoneError, errors.UnreachableError):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Final
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final
 
 from elasticjob_operator.client import rules
 from elasticjob_operator.client.connection import Connection
-from elasticjob_operator.client.model import Change, Raws
+from elasticjob_operator.client.model import Change, Job, whole
+from elasticjob_operator.rest import json_stream
 from elasticjob_operator.rest.request import Request
 
-_PAGE: Final = "500"
+_PAGE: Final = 500
+_FEWER: Final = 8  # times, where these are too many bytes
+MOST_BYTES: Final = 2**25  # of a page of more than one object
 _WATCH_SECONDS: Final = 240
 
 Query = tuple[tuple[str, str], ...]
+_FROM_CACHE: Final[Query] = (("resourceVersion", "0"),)
 
 
 async def list_all(
@@ -24,18 +28,27 @@ async def list_all(
     more: Query = (),
     *,
     from_cache: bool = False,
-) -> tuple[Raws, str]:
-    """All pages of a list, and its resource version. Raises ClientError.
+    take: Callable[[Any], Any] = json_stream.keep,
+) -> tuple[list[Any], str]:
+    """What `take` makes of each object in all pages of a list, and its resource version. Raises ClientError.
+
+    A page of large objects is asked for again in smaller ones, so that only what `take` keeps has to fit into memory.
 
     `from_cache`: what the API server has in memory. It does not read and decode every object from etcd, which takes
     most of a list's time, but its memory may be behind by what it has not been told yet: milliseconds, or longer if it
     has lost etcd. Most versions then return everything as one page.
     """
-    found: Raws = []
-    query = (("limit", _PAGE), *more, *((("labelSelector", selector),) if selector else ()))
-    place: Query = (("resourceVersion", "0"),) if from_cache else ()
+    found: list[Any] = []
+    query = (*more, *((("labelSelector", selector),) if selector else ()))
+    place: Query = _FROM_CACHE if from_cache else ()
+    limit = _PAGE
     while True:
-        page = await connection.ask(Request("GET", path, what, (*query, *place)))
+        request = Request("GET", path, what, (("limit", str(limit)), *query, *place))
+        page = await connection.ask_items(request, take, MOST_BYTES if limit > 1 else None)
+        if page is None:
+            limit = max(1, limit // _FEWER)
+            place = () if place == _FROM_CACHE else place  # whoever answers from memory may not know pages
+            continue
         found += page.get("items") or []
         metadata = page.get("metadata") or {}
         token = metadata.get("continue") or ""
@@ -44,10 +57,12 @@ async def list_all(
         place = (("continue", token),)
 
 
-async def stream_changes(connection: Connection, path: str, query: Query, version: str) -> AsyncGenerator[Change, None]:
+async def stream_changes(
+    connection: Connection, path: str, query: Query, version: str, keep: Callable[[Job], Job] = whole
+) -> AsyncGenerator[Change, None]:
     """The changes of jobs since this version, until the server ends the watch. Raises ClientError."""
     options = (("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_SECONDS)))
     async for line in connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options))):
-        change = rules.parse_change(line)
+        change = rules.parse_change(line, keep)
         if change is not None:
             yield change

@@ -88,6 +88,43 @@ class Job:
         return next((pod for pod, ranks in self.rank_ranges().items() if rank in ranks), None)
 
 
+def whole(job: Job) -> Job:
+    return job
+
+
+_IDENTITY: Final = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+_STAND_IN: Final[dict[str, Any]] = {"spec": {"containers": [{"name": "worker"}]}}
+
+
+def summarize(job: Job) -> Job:
+    """What tables and pages of many jobs show of one: nothing of what its author may make as large as an object."""
+    metadata = {key: job.metadata[key] for key in _IDENTITY if key in job.metadata}
+    status = job.status.model_copy(update={"template": None})
+    return Job({"metadata": metadata, "spec": _find_sizes(job)}, status)
+
+
+def _find_sizes(job: Job) -> dict[str, Any]:
+    """A valid spec of the same sizes; of an invalid one, the numbers that are written in it."""
+    spec = job.spec
+    if spec is None:
+        written = job.raw.get("spec")
+        policy = written.get("elasticPolicy") if isinstance(written, dict) else None
+        return _numbers(written, "replicas") | {"elasticPolicy": _numbers(policy, "minReplicas", "maxReplicas")}
+    policy = spec.elastic_policy
+    return {
+        "replicas": spec.replicas,
+        "elasticPolicy": {"minReplicas": policy.min_replicas, "maxReplicas": policy.max_replicas},
+        "runPolicy": {"suspend": spec.run_policy.suspend},
+        "scaling": {"mode": spec.scaling.mode.value},
+        "template": _STAND_IN,
+    }
+
+
+def _numbers(written: object, *fields: str) -> dict[str, Any]:
+    found = written if isinstance(written, dict) else {}
+    return {field: value for field in fields if isinstance(value := found.get(field), int)}
+
+
 @dataclass(frozen=True)
 class Pod:
     """A worker pod, with the properties that matter to users."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from elasticjob_operator.api import names
 from elasticjob_operator.client import errors
-from elasticjob_operator.client.model import Change, Happening, Job, Pod
+from elasticjob_operator.client.model import Change, Happening, Job, Pod, whole
 from elasticjob_operator.rest.errors import decode_watch_error
 from elasticjob_operator.templates import taking
 
@@ -43,9 +43,9 @@ def choose_pods(job: Job, pods: list[Pod], rank: int, *, patient: bool) -> list[
     return chosen
 
 
-def parse_change(line: str) -> Change | None:
-    """Parse one line of a watch; None if it is not a change of a job. Raises ClientError if the server
-    ended the watch.
+def parse_change(line: str, keep: Callable[[Job], Job] = whole) -> Change | None:
+    """Parse one line of a watch, and `keep` of its job; None if it is not a change of a job. Raises ClientError if
+    the server ended the watch.
     """
     raw = json.loads(line) if line.strip() else {}
     type, item = raw.get("type"), raw.get("object") or {}
@@ -53,17 +53,25 @@ def parse_change(line: str) -> Change | None:
         raise errors.explain(decode_watch_error(item), "watch jobs")
     if type not in ("ADDED", "MODIFIED", "DELETED"):
         return None
-    return Change(type, Job.parse(item))
+    return Change(type, keep(Job.parse(item)))
 
 
-def find_differences(seen: dict[str, Job], found: list[dict[str, Any]]) -> list[Change]:
+def read_job(raw: dict[str, Any], seen: Mapping[str, Job], keep: Callable[[Job], Job] = whole) -> Job:
+    """What is kept of a job in a new list: the one that was seen (by UID), unless it has changed since."""
+    before = seen.get(str((raw.get("metadata") or {}).get("uid", "")))
+    if before is not None and version_of(before.raw) == version_of(raw):
+        return before
+    return keep(Job.parse(raw))
+
+
+def find_differences(seen: dict[str, Job], found: Iterable[Job]) -> list[Change]:
     """The changes of a new list relative to `seen` (by UID), which is updated. Jobs that are gone were deleted."""
     changes: list[Change] = []
     left = dict(seen)
-    for raw in found:
-        before = left.pop(str((raw.get("metadata") or {}).get("uid", "")), None)
-        if before is None or version_of(before.raw) != version_of(raw):
-            changes.append(Change("ADDED" if before is None else "MODIFIED", Job.parse(raw)))
+    for job in found:
+        before = left.pop(job.uid, None)
+        if before is not job:
+            changes.append(Change("ADDED" if before is None else "MODIFIED", job))
     changes = [Change("DELETED", job) for job in left.values()] + changes
     for change in changes:
         apply_change(seen, change)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 
 import click
 
 from elasticjob_operator.client import Client
 from elasticjob_operator.dashboard.guard import Access, host_name
 from elasticjob_operator.dashboard.server import Dashboard
+from elasticjob_operator.rest.json_stream import DEEPEST_JSON
 
 
 @click.command()
@@ -19,6 +21,7 @@ from elasticjob_operator.dashboard.server import Dashboard
 @click.option("--allowed-host", "hosts", multiple=True, required=True, help="A name under which users reach the page.")
 def main(namespace: str, host: str, port: int, hosts: tuple[str, ...]) -> None:
     """Serve the page about the jobs to everybody who reaches it: a proxy before it must authenticate them."""
+    sys.setrecursionlimit(DEEPEST_JSON)
     asyncio.run(serve(namespace, host, port, hosts))
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from elasticjob_operator import numerals
 from elasticjob_operator.client import Client, ClientError, ForbiddenError, InvalidError, Job
+from elasticjob_operator.client.model import summarize
 from elasticjob_operator.dashboard import guard, jobpage, listpage, shell
 from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.looking import Looker
@@ -95,7 +96,10 @@ class Dashboard:
         """Keeps the board up to date, whatever happens to the API server or to our rights meanwhile."""
         while True:
             changes = self._client.watch(
-                all_namespaces=self._all_namespaces, seen=self.board.known, listed=self.board.set_listed
+                all_namespaces=self._all_namespaces,
+                seen=self.board.known,
+                listed=self.board.set_listed,
+                keep=summarize,
             )
             try:
                 async for change in changes:

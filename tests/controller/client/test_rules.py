@@ -12,7 +12,7 @@ import pytest
 
 from controller import client_fixture as given
 from elasticjob_operator.api import names
-from elasticjob_operator.client import Happening, Job, JobFailedError, NotFoundError, Pod, errors, rules
+from elasticjob_operator.client import Change, Happening, Job, JobFailedError, NotFoundError, Pod, errors, rules
 from elasticjob_operator.client import history as past
 from elasticjob_operator.client.connection import find_kubeconfig
 from elasticjob_operator.client.execute import ExecUnavailableError, exit_code_of
@@ -330,11 +330,15 @@ def listed(uid: str, version: str) -> dict[str, Any]:
 
 def test_a_new_list_tells_what_was_missed_also_deletions() -> None:
     known: dict[str, Job] = {}
-    first = rules.find_differences(known, [listed("a", "1"), listed("b", "1")])
+
+    def read(*raws: dict[str, Any]) -> list[Change]:
+        return rules.find_differences(known, [rules.read_job(raw, known) for raw in raws])
+
+    first = read(listed("a", "1"), listed("b", "1"))
     assert [(c.type, c.job.name) for c in first] == [("ADDED", "a"), ("ADDED", "b")]
-    second = rules.find_differences(known, [listed("b", "2"), listed("c", "3")])
+    second = read(listed("b", "2"), listed("c", "3"))
     assert [(c.type, c.job.name) for c in second] == [("DELETED", "a"), ("MODIFIED", "b"), ("ADDED", "c")]
-    assert rules.find_differences(known, [listed("b", "2"), listed("c", "3")]) == []
+    assert read(listed("b", "2"), listed("c", "3")) == []
     assert set(known) == {"b", "c"}
 
 

@@ -1,0 +1,93 @@
+"""Lists of objects as large as the API server stores them: what is in memory at once has a bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from controller import client_fixture as given
+from controller.client.test_client import write_config
+from elasticjob_operator.client import Client, listing
+from elasticjob_operator.client.model import summarize
+from elasticjob_operator.client.samples import take_sample
+from elasticjob_operator.dashboard import jobpage, listpage
+
+pytestmark = pytest.mark.timeout(120)
+
+JOBS = 60
+NOW = 1_767_225_690.0
+
+
+class Server:
+    """It answers with pages, but for what it has in memory, and counts the bytes that it was asked to send at once."""
+
+    def __init__(self) -> None:
+        self.whole: list[int] = []  # jobs of each answer that was read to its end
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        begin = int(query.get("continue") or 0)
+        end = JOBS if query.get("resourceVersion") == "0" else min(JOBS, begin + int(query["limit"]))
+        more = {"continue": str(end)} if end < JOBS else {}
+        head = json.dumps({"metadata": {"resourceVersion": "7", **more}})[:-1]
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(head.encode() + b', "items": [')
+        for number in range(begin, end):
+            raw = given.manifest(f"j{number}")
+            raw["metadata"]["annotations"] = {"note": "x" * 1_400_000}
+            await response.write((", " if number > begin else "").encode() + json.dumps(raw).encode())
+        await response.write(b"]}")
+        self.whole.append(end - begin)
+        return response
+
+
+@pytest.mark.parametrize("from_cache", [True, False])
+async def test_a_page_of_large_jobs_is_asked_for_in_pieces(tmp_path: Path, from_cache: bool) -> None:
+    server, app = Server(), web.Application()
+    app.router.add_get("/{path:.*}", server.answer)
+    async with TestServer(app) as running:
+        assert running.port is not None
+        async with Client(kubeconfig=str(write_config(tmp_path, running.port))) as client:
+            found = await client.list(from_cache=from_cache, keep=summarize)
+    assert [job.name for job in found] == [f"j{number}" for number in range(JOBS)]
+    assert sum(server.whole) == JOBS and max(server.whole) * 1_400_000 < listing.MOST_BYTES
+    assert sum(len(json.dumps(job.raw)) for job in found) < JOBS * 1000
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"replicas": 2},
+        {"elasticPolicy": {}},
+        {"elasticPolicy": {"maxReplicas": 3}, "scaling": {"mode": "Goodput"}},
+        {"runPolicy": {"suspend": True}},
+        {"replicas": -1},
+        {"replicas": "many", "elasticPolicy": "none"},
+        {"template": 1},
+    ],
+    ids=str,
+)
+def test_a_summary_shows_what_the_job_shows(spec: dict[str, Any]) -> None:
+    job = given.job(**spec)
+    for brief in (summarize(job), summarize(summarize(job))):
+        assert listpage.build_row(brief, NOW) == listpage.build_row(job, NOW)
+        pages = [
+            jobpage.build_regions(one, jobpage.Seen(), [take_sample(one, NOW)], [one], now=NOW, form_key="k")
+            for one in (brief, job)
+        ]
+        assert pages[0] == pages[1]
+
+
+def test_a_summary_has_what_the_job_took_of_a_template() -> None:
+    status = given.running_status()
+    status["template"] = {"namespace": "n", "name": "t", "spec": '{"elasticPolicy": {"maxReplicas": 9}}'}
+    brief = summarize(given.job(status, elasticPolicy={}))
+    assert brief.spec is not None and brief.spec.max_replicas == 9
+    assert brief.status.template is None
