@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +23,8 @@ from elasticjob.agent.events import HubView
 from elasticjob.agent.hub_client import Hub
 from elasticjob.env import Settings
 from elasticjob.protocol import directives, wire
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "outlived_agent_program.py"
 
 
 @contextlib.asynccontextmanager
@@ -277,3 +282,26 @@ def test_an_agent_whose_pod_the_operator_does_not_know_yet_asks_again(tmp_path: 
 
     asyncio.run(run())
     assert not fatal.is_set()
+
+
+def test_an_agent_that_ends_without_a_farewell_connects_without_an_error(tmp_path: Path) -> None:
+    """Its thread is a daemon, and the interpreter starts no other thread once the main one has ended."""
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    told = subprocess.run([sys.executable, PROGRAM, token], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0
+    assert "Traceback" not in told.stderr
+
+
+def test_an_agent_that_ends_while_it_connects_does_not_wait_for_the_hub(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = Settings(hub_url=f"ws://127.0.0.1:{silent.getsockname()[1]}", token_file=token, pod_ip="127.0.0.1")
+        hub = Hub(settings, {}, wire.AgentState(), lambda view: None)
+        before = {*threading.enumerate()}
+        hub.start()
+        connection = silent.accept()[0]
+        hub.close()
+        assert {*threading.enumerate()} <= before
+        connection.close()
