@@ -288,8 +288,7 @@ def test_an_agent_that_ends_without_a_farewell_connects_without_an_error(tmp_pat
     """Its thread is a daemon, and the interpreter starts no other thread once the main one has ended."""
     token = tmp_path / "token"
     token.write_text("a-token")
-    told = subprocess.run([sys.executable, PROGRAM, token], capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0
+    told = subprocess.run([sys.executable, PROGRAM, token], check=True, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in told.stderr
 
 

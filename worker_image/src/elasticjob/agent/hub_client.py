@@ -74,6 +74,7 @@ class Hub:
         self._sent_away = False  # whether the hub itself has ended the last connection, and so that of all agents
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="elasticjob-hub", daemon=True)
 
     # Used by the rest of the agent.
@@ -114,7 +115,8 @@ class Hub:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._wake_loop()
+        if self._loop is not None and self._task is not None:
+            self._call(self._loop, self._task.cancel)  # it may wait for a hub that does not answer
         if self._thread.is_alive():
             self._thread.join(5.0)
 
@@ -128,23 +130,27 @@ class Hub:
         self._on_change(self._view)
 
     def _wake_loop(self) -> None:
-        loop, wake = self._loop, self._wake
-        if loop is None or wake is None:
-            return
+        if self._loop is not None and self._wake is not None:
+            self._call(self._loop, self._wake.set)
+
+    @staticmethod
+    def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
         try:
-            loop.call_soon_threadsafe(wake.set)
+            loop.call_soon_threadsafe(function)
         except RuntimeError:
             logger.debug("the hub thread has ended")
 
     def _run(self) -> None:
         try:
             asyncio.run(self._keep_connected())
+        except asyncio.CancelledError:
+            logger.debug("the agent has ended")
         except Exception as error:  # pass it on: the agent would wait for ever
             logger.exception("The hub thread failed.")
             self._give_up(f"the hub connection failed: {error!r}")
 
     async def _keep_connected(self) -> None:
-        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._wake, self._task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
         attempt, refused_since = 0, None
         while not self._closing:
             began, busy = time.monotonic(), False

@@ -72,7 +72,8 @@ async def _connect(url: str) -> socket.socket:
     port = parts.port or (443 if parts.scheme == "wss" else 80)
     loop = asyncio.get_running_loop()
     problem = OSError(f"{parts.hostname} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM):
+    # Not by the loop, which has a thread for it: when the process ends, none can be started, and all are waited for.
+    for family, kind, protocol, _, address in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
         connection.setblocking(False)
         try:
