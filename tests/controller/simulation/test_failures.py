@@ -126,6 +126,27 @@ def test_a_rank_that_ends_well_too_early_is_named_and_trains_again(least: int) -
     assert complete is not None and complete.message == "all 2 members succeeded"
 
 
+def test_who_has_lost_a_rank_that_ended_too_early_may_finish_without_it() -> None:
+    """`minReplicas: 1` lets one member train alone: it says itself that it has come to the end; nobody infers it."""
+    cluster = started(2, make_spec(1, 2))
+    end_early(cluster)
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    assert cluster.size == 1, "nobody waits for the pod in its place"
+    assert not cluster.status.is_true("Complete")
+    cluster.finish()
+    cluster.run(15)
+    complete, last = cluster.status.condition("Complete"), cluster.status.last_failure
+    assert complete is not None and complete.message == "all 1 members succeeded"
+    assert last is not None and last.reason == "EndedEarly"
+
+
+def test_who_has_lost_a_rank_that_ended_too_early_waits_for_the_pod_in_its_place() -> None:
+    cluster = started(2, make_spec(2, 2))
+    end_early(cluster)
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    assert cluster.size == 2
+
+
 def test_a_rank_that_always_ends_too_early_ends_the_job() -> None:
     cluster = started(2, make_spec(2, 2, elasticPolicy={"maxRestarts": 2}))
     for _ in range(3):
