@@ -4,7 +4,7 @@ For tests of the operator, in which the workers' computation does not matter: it
 writes (time, generation, rank, step) lines to the file $LIGHT_LOG, one JSON object each, as a history for a checker.
 
     python light_agent.py [--steps N] [--until FILE] [--step-seconds S] [--fail-at STEP[:TIMES]]
-                          [--exit-code N] [--leave-on-term]
+                          [--fail-with PODS] [--exit-code N] [--leave-on-term]
                           [--resume]
 """
 
@@ -169,7 +169,8 @@ class Agent:
             told = {**report, "stepSeconds": self.step_seconds, "metrics": metrics}
             told |= {"samplesPerSecond": 64.0, "tokensPerSecond": 32768.0, "mfu": 0.4, "checkpointAges": {"File": 5.0}}
             ws.send(json.dumps({"v": 1, "type": "progress", **told}))
-        if self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]:
+        due = self.args.fail_at and self.step >= self.args.fail_at[0] and self.seen_failures < self.args.fail_at[1]
+        if due or self.size == self.args.fail_with:
             self.seen_failures += 1
             if self.args.exit_code:
                 print("Traceback (most recent call last):\nValueError: asked to fail", file=sys.stderr, flush=True)
@@ -198,6 +199,7 @@ def main() -> int:
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--shared", type=float, default=0.0, help="share of a step that is divided by the pods")
     parser.add_argument("--fail-at", type=fail_at, default=None)
+    parser.add_argument("--fail-with", type=int, default=0, help="fail in each world of so many pods")
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--metric", action="append", default=[], help="a name to report a number under")
     parser.add_argument("--leave-on-term", action="store_true")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from operator_fixture import MERGE, Jobs, light_spec, wait_for
+from operator_fixture import APPLY, MERGE, Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-
-APPLY = "application/apply-patch+yaml"
 
 
 def apply_size(jobs: Jobs, name: str, replicas: int) -> None:

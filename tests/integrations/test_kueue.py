@@ -95,6 +95,31 @@ class TestAdmission:
         jobs.await_world("small", 2)
         assert jobs.status("big")["readyReplicas"] == 2
 
+    def test_applying_a_job_again_takes_nothing_from_its_queue_or_its_autoscaler(self, queues: Queues) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 4)
+        spec, labels = light_spec(**bounds(1, 4)), {"kueue.x-k8s.io/queue-name": "gpus"}
+        del spec["replicas"]
+
+        def apply_again(size: int, asked: int) -> None:
+            generation = jobs.await_world("kept", size)["rendezvous"]["generation"]
+            wait_for(lambda: jobs.differs("kept", spec, labels=labels) == {}, "there is no difference")
+            for _ in range(3):
+                jobs.apply("kept", spec, labels=labels)
+            assert jobs.get("kept")["spec"]["replicas"] == asked
+            assert jobs.status("kept")["rendezvous"]["generation"] == generation
+
+        jobs.apply("kept", spec, labels=labels)
+        apply_again(4, asked=4)
+        jobs.scale("kept", 3)
+        apply_again(3, asked=3)
+        queues.submit("urgent", "gpus", priority="high", **bounds(2, 2))
+        jobs.await_world("urgent", 2)
+        apply_again(2, asked=3)
+        jobs.delete("urgent")
+        apply_again(3, asked=3)
+        assert "SizeContested" not in names_of(jobs.events("kept"))
+
     def test_quota_follows_the_bounds_where_nobody_has_written_a_number(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 3)
