@@ -285,6 +285,25 @@ for step in range(1, 31):
 """
 
 
+ON_A_KNOWN_DEVICE = """
+import time, elasticjob, torch
+torch.cuda.is_initialized, torch.cuda.get_device_name = lambda: True, lambda: "NVIDIA H100 80GB HBM3"
+for step in range(1, 4):
+    elasticjob.report(step=step, flops=64e9)
+    time.sleep(0.02)
+"""
+
+
+def test_the_peak_of_a_known_device_need_not_be_given(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
+    path, heard = agent
+    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
+    subprocess.run([sys.executable, "-c", ON_A_KNOWN_DEVICE], env=env, check=True, timeout=60)
+    reports = []
+    while (message := heard.get(timeout=30))["type"] != "hung up":
+        reports += [message] if message["type"] == "progress" else []
+    assert reports[-1]["mfu"] == pytest.approx(64e9 / reports[-1]["stepSeconds"] / 989e12, rel=1e-3)
+
+
 def test_what_a_script_counts_and_saves_is_told(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
     path, heard = agent
     env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")

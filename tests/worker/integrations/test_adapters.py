@@ -245,7 +245,7 @@ def test_transformers_tells_of_a_loader_that_cannot_be_resumed(
 ) -> None:
     adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
     loader = SimpleNamespace(dataset=dataset)
-    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0, total_flos=0)
     arguments = SimpleNamespace(output_dir=str(tmp_path / "out"))
     with caplog.at_level(logging.WARNING):
         adapter.ElasticJobCallback().on_train_begin(arguments, state, None, train_dataloader=loader)
@@ -278,6 +278,26 @@ def test_transformers_saves_when_it_is_asked(import_adapter: Import, asked: Call
     assert adapter.find_checkpoint(tmp_path / "out") == str(whole)
 
 
+@pytest.mark.parametrize(
+    ("seen", "work"),
+    [
+        pytest.param([(0, 0.0)], None, id="nothing is logged yet"),
+        pytest.param([(0, 0.0), (10, 50.0)], 5.0, id="ten steps"),
+        pytest.param([(100, 500.0), (110, 560.0)], 6.0, id="after a restart"),
+        pytest.param([(0, 0.0), (10, 50.0), (10, 50.0)], 5.0, id="logged twice at a step"),
+        pytest.param([(0, 0.0), (10, 0.0)], None, id="a model of which the Trainer knows nothing"),
+        pytest.param([(0, 0.0), (10, 50.0), (20, 150.0)], 10.0, id="longer sequences"),
+    ],
+)
+def test_the_work_of_a_step_follows_from_what_the_trainer_adds_up(
+    import_adapter: Import, seen: list[tuple[int, float]], work: float | None
+) -> None:
+    counted = import_adapter("transformers", "5.0.0", TRANSFORMERS).WorkOfSteps()
+    for step, total in seen:
+        counted.note(step, total)
+    assert counted.of_a_step == work
+
+
 def test_transformers_goes_on_from_what_was_written_last_and_removes_what_is_not_whole(
     import_adapter: Import, tmp_path: Path
 ) -> None:
@@ -290,7 +310,7 @@ def test_transformers_goes_on_from_what_was_written_last_and_removes_what_is_not
         os.utime(place / "trainer_state.json", (written, written))
     assert adapter.find_checkpoint(out) == str(out / "checkpoint-20")
     callback, control = adapter.ElasticJobCallback(), SimpleNamespace()
-    state = SimpleNamespace(is_world_process_zero=True, global_step=20)
+    state = SimpleNamespace(is_world_process_zero=True, global_step=20, total_flos=0.0)
     callback.on_train_begin(SimpleNamespace(output_dir=str(out)), state, control)
     assert sorted(place.name for place in out.iterdir()) == [f"checkpoint-{n}" for n in (10, 20, 300, 5)], (
         "the Trainer would have deleted new ones for 400"

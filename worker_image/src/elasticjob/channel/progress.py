@@ -367,6 +367,7 @@ class Reporter:
             more |= self._throughput.as_message(self._arguments.read_counts(counts), self._step_seconds)
             if work:
                 flops, peak = (work.get(name) for name in _WORK)
+                peak = _read_peak() if peak is None else peak
                 more |= self._throughput.find_utilization(flops, peak, _count_ranks(), self._step_seconds)
             self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, more))
             self._next_send = now + INTERVAL
@@ -411,6 +412,12 @@ def _count_ranks() -> int:
     return current().world_size
 
 
+def _read_peak() -> float | None:
+    from elasticjob.torchcompat import peaks
+
+    return peaks.read_peak()
+
+
 def _width() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80  # a new pseudo-terminal has 0 columns
@@ -445,8 +452,9 @@ def report(
     """Report that `step` (of `total`) is complete, with any metrics: `report(step=3, total=100, loss=0.5)`.
 
     `samples` and `tokens`: how many all ranks together have processed in this step. The operator shows them per second.
-    With `flops`, the floating-point operations of the model in this step on all ranks together, and `peak_flops`, what
-    the device of one rank could do at most in a second, it shows the model FLOPs utilization (MFU).
+    With `flops`, the floating-point operations of the model in this step on all ranks together, it shows the model
+    FLOPs utilization (MFU). `peak_flops` is what the device of one rank could do at most in a second; left out, what
+    the data sheet of the device says for bfloat16, if it is one that the runtime knows.
 
     Call it on every rank after every step. It does not block; a metric that is a device tensor is read only when a
     message is sent. `status.progress` shows rank 0's metrics, the percentage and the remaining time, and names those

@@ -82,11 +82,33 @@ def count_samples(args: Any) -> int:
     return int(args.train_batch_size * args.gradient_accumulation_steps * (1 if is_split else args.world_size))
 
 
+class WorkOfSteps:
+    """The floating-point operations of a step on all ranks, by the Trainer's own estimate.
+
+    It takes six for each token and parameter without the embeddings, and adds up all ranks when it logs.
+    """
+
+    def __init__(self) -> None:
+        self.of_a_step: float | None = None
+        self._before: tuple[int, float] | None = None
+
+    def note(self, step: int, total: float) -> None:
+        """`total`: of all steps so far, also of those before a restart."""
+        if self._before is not None and step > self._before[0]:
+            done = (total - self._before[1]) / (step - self._before[0])
+            self.of_a_step = done if done > 0 else None
+        self._before = step, total
+
+
 class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Saves a checkpoint when a change of the world is announced, so no step is repeated, and reports the progress.
 
     All ranks call it after every step and agree on the step to save: that costs one all-reduce of one number per step.
+    On devices whose peak the runtime knows, the model FLOPs utilization is part of the progress.
     """
+
+    def __init__(self) -> None:
+        self._work = WorkOfSteps()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         problem = find_loader_problem(kwargs.get("train_dataloader"))
@@ -94,6 +116,11 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             logger.warning(problem)
         if state.is_world_process_zero:
             remove_unfinished(args.output_dir, state.global_step)
+        self._work.note(state.global_step, state.total_flos)
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._work.note(state.global_step, state.total_flos)
         return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -101,7 +128,8 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             control.should_save = True
         loss = next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), None)
         metrics = {} if loss is None else {"loss": loss}
-        progress.report(state.global_step, state.max_steps, samples=count_samples(args), **metrics)
+        flops = self._work.of_a_step
+        progress.report(state.global_step, state.max_steps, samples=count_samples(args), flops=flops, **metrics)
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,53 @@
+"""The peak of a device is known by the name that torch gives it."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob.torchcompat import peaks
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100-PCIE-40GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("Tesla T4", 65),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla V100-PCIE-16GB", 112),
+        ("AMD Instinct MI300X", 1307),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("", None),
+    ],
+)
+def test_the_peak_of_a_device(name: str, teraflops: int | None) -> None:
+    assert peaks.find_peak(name) == (None if teraflops is None else teraflops * 1e12)
+
+
+def test_nothing_is_initialized_to_ask_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: pytest.fail("this makes a context on the device"))
+    assert peaks.read_peak() is None
+
+
+def test_a_device_that_has_failed_has_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def fail() -> str:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", fail)
+    assert peaks.read_peak() is None

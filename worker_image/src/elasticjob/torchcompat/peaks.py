@@ -1,0 +1,58 @@
+"""What devices compute at most, by their data sheets: the measure of model FLOPs utilization (MFU).
+
+In floating-point operations a second, of dense matrix products (without structured sparsity) in bfloat16 or, on devices
+that do not have it, in float16. A device that is not listed has no utilization, unless the script gives its peak.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+# By the words that have to be in the name that torch gives of the device; of several that fit, the one with most words.
+PEAKS: Final = {
+    ("B200",): 2250e12,
+    ("GH200",): 989e12,
+    ("H200",): 989e12,
+    ("H200", "NVL"): 835e12,
+    ("H100",): 989e12,
+    ("H100", "PCIe"): 756e12,
+    ("H100", "NVL"): 835e12,
+    ("H800",): 989e12,
+    ("H20",): 148e12,
+    ("A100",): 312e12,
+    ("A800",): 312e12,
+    ("A40",): 150e12,
+    ("A30",): 165e12,
+    ("A10",): 125e12,
+    ("A10G",): 70e12,
+    ("L40S",): 362e12,
+    ("L40",): 181e12,
+    ("L4",): 121e12,
+    ("V100",): 125e12,
+    ("V100", "PCIE"): 112e12,
+    ("T4",): 65e12,
+    ("MI325X",): 1307e12,
+    ("MI300X",): 1307e12,
+    ("MI250X",): 383e12,
+    ("MI210",): 181e12,
+}
+
+
+def find_peak(name: str) -> float | None:
+    """The peak of the device of this name. None if it is not known, or the device is a part of one (MIG)."""
+    words = {word.upper() for word in re.split(r"[\s\-_]+", name)}
+    if "MIG" in words:
+        return None
+    found = [key for key in PEAKS if words.issuperset(word.upper() for word in key)]
+    return PEAKS[max(found, key=len)] if found else None
+
+
+def read_peak() -> float | None:
+    """The peak of the present device of this process. None without one: nothing is imported or initialized for it."""
+    torch = sys.modules.get("torch")
+    try:
+        return find_peak(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_initialized() else None
+    except RuntimeError:  # of a device that has failed
+        return None
