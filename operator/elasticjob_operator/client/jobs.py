@@ -19,7 +19,7 @@ from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.execute import run_in_pod
 from elasticjob_operator.client.history import Point, read_sizes
 from elasticjob_operator.client.listing import list_all, stream_changes
-from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words, whole
+from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words, cut_event, cut_pod, whole
 from elasticjob_operator.rest.request import MERGE_PATCH, Request, path_of
 
 _PAUSE: Final = 1.0
@@ -89,7 +89,7 @@ class Client:
     async def pods(self, name: str, namespace: str | None = None) -> Pods:
         """The job's pods, by index."""
         path = path_of("v1", "pods", self._space(namespace))
-        found, _ = await list_all(self.connection, path, f"list pods of {name}", names.selector(name))
+        found, _ = await list_all(self.connection, path, f"list pods of {name}", names.selector(name), take=cut_pod)
         return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
 
     async def events(self, name: str, namespace: str | None = None) -> Happenings:
@@ -98,7 +98,7 @@ class Client:
         The API server keeps events for an hour by default.
         """
         path = path_of("v1", "events", self._space(namespace))
-        found, _ = await list_all(self.connection, path, f"list events of {name}")
+        found, _ = await list_all(self.connection, path, f"list events of {name}", take=cut_event)
         try:
             job: Job | None = await self.get(name, namespace)
         except errors.NotFoundError:
@@ -110,7 +110,9 @@ class Client:
         fields = f"involvedObject.kind={names.KIND}" + (f",involvedObject.name={name}" if name else "")
         path = path_of("v1", "events", self._space(namespace))
         try:
-            found, _ = await list_all(self.connection, path, "list events", more=(("fieldSelector", fields),))
+            found, _ = await list_all(
+                self.connection, path, "list events", more=(("fieldSelector", fields),), take=cut_event
+            )
         except errors.ForbiddenError:
             return None
         return read_sizes(found)

@@ -125,6 +125,49 @@ def _numbers(written: object, *fields: str) -> dict[str, Any]:
     return {field: value for field in fields if isinstance(value := found.get(field), int)}
 
 
+def _pick(written: object, *fields: str) -> dict[str, Any]:
+    found = written if isinstance(written, dict) else {}
+    return {field: found[field] for field in fields if field in found}
+
+
+def cut_pod(raw: dict[str, Any]) -> dict[str, Any]:
+    """What a `Pod` reads of the object, which may have any size."""
+    metadata, spec, status = (raw.get(part) or {} for part in ("metadata", "spec", "status"))
+    trainer = (metadata.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
+    containers = [
+        {
+            **_pick(entry, "name"),
+            "state": {
+                kind: {"reason": _shorten(told.get("reason"))} for kind, told in (entry.get("state") or {}).items()
+            },
+        }
+        for entry in status.get("containerStatuses") or []
+    ]
+    return {
+        "metadata": {
+            **_pick(metadata, "name", "namespace", "uid", "deletionTimestamp"),
+            "labels": _pick(metadata.get("labels"), names.LABEL_INDEX),
+            "annotations": {names.ANNOTATION_TRAINER: _shorten(trainer)},
+        },
+        "spec": {**_pick(spec, "nodeName"), "containers": [_pick(one, "name") for one in spec.get("containers") or []]},
+        "status": {**_pick(status, "phase"), "containerStatuses": containers},
+    }
+
+
+def cut_event(raw: dict[str, Any]) -> dict[str, Any]:
+    """What a `Happening` reads of the object, and what it is about."""
+    subject = _pick(raw.get("involvedObject"), "kind", "name", "uid")
+    return {
+        **_pick(raw, "lastTimestamp", "eventTime", "count"),
+        "metadata": _pick(raw.get("metadata"), "creationTimestamp"),
+        "series": _pick(raw.get("series"), "lastObservedTime", "count"),
+        "involvedObject": {field: _shorten(value) for field, value in subject.items()},
+        "type": _shorten(raw.get("type")),
+        "reason": _shorten(raw.get("reason")),
+        "message": _shorten(raw.get("message"), _LONGEST_MESSAGE),
+    }
+
+
 @dataclass(frozen=True)
 class Pod:
     """A worker pod, with the properties that matter to users."""

@@ -12,8 +12,9 @@ from aiohttp.test_utils import TestServer
 
 from controller import client_fixture as given
 from controller.client.test_client import write_config
-from elasticjob_operator.client import Client, listing
-from elasticjob_operator.client.model import summarize
+from elasticjob_operator.api import names
+from elasticjob_operator.client import Client, Happening, Pod, listing
+from elasticjob_operator.client.model import cut_event, cut_pod, summarize
 from elasticjob_operator.client.samples import take_sample
 from elasticjob_operator.dashboard import jobpage, listpage
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 JOBS = 60
 NOW = 1_767_225_690.0
+LARGE = 1_000_000
 
 
 class Server:
@@ -91,3 +93,39 @@ def test_a_summary_has_what_the_job_took_of_a_template() -> None:
     brief = summarize(given.job(status, elasticPolicy={}))
     assert brief.spec is not None and brief.spec.max_replicas == 9
     assert brief.status.template is None
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"running": {}}, {"waiting": {"reason": "ImagePullBackOff"}}, {"terminated": {}}]
+)
+def test_of_a_pod_is_kept_what_is_read_of_it(state: dict[str, Any]) -> None:
+    raw = given.pod_object("digits", 3, "true")
+    raw["metadata"] |= {"namespace": "team", "uid": "u", "deletionTimestamp": None}
+    raw["metadata"]["annotations"] = {names.ANNOTATION_TRAINER: "worker", "note": "x" * LARGE}
+    raw["spec"] |= {"nodeName": "node-0", "volumes": [{"name": "x" * LARGE}]}
+    raw["status"] = {
+        "phase": "Running",
+        "message": "x" * LARGE,
+        "containerStatuses": [{"name": "worker", "state": state}],
+    }
+    kept = cut_pod(raw)
+    for field in ("name", "uid", "index", "node", "leaving", "phase", "ended", "started", "trainer"):
+        assert getattr(Pod(kept), field) == getattr(Pod(raw), field), field
+    assert len(json.dumps(kept)) < 1000
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"count": 3}, {"series": {"count": 4, "lastObservedTime": given.GENERATION_TIME}}]
+)
+def test_of_an_event_is_kept_what_is_read_of_it(more: dict[str, Any]) -> None:
+    raw = {
+        "metadata": {"name": "x" * 200, "creationTimestamp": given.GENERATION_TIME, "annotations": {"a": "x" * LARGE}},
+        "involvedObject": {"kind": "Pod", "name": "digits-worker-0", "uid": "u", "fieldPath": "x" * LARGE},
+        "reason": "Pulled",
+        "message": "x" * LARGE,
+        **more,
+    }
+    kept = cut_event(raw)
+    assert Happening.parse(kept) == Happening.parse(raw)
+    assert kept["involvedObject"] == {"kind": "Pod", "name": "digits-worker-0", "uid": "u"}
+    assert len(json.dumps(kept)) < 6000
