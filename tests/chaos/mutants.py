@@ -256,7 +256,7 @@ MUTANTS = (
     Mutant("whole texts of Workloads", "integrations/kueue/values.py", "            MOST_MESSAGE,", "            2**30,",
            ("tests/controller/integrations/kueue/test_quota.py", "-k", "cut_and_cleaned")),
     Mutant("all held pods at once", "run/overdue_pods.py", "MOST_AT_ONCE: Final = 50", "MOST_AT_ONCE: Final = 5000",
-           ("tests/controller/run/test_held_pods.py",), breaks="A pod that somebody keeps costs little, and is named"),
+           ("tests/controller/run/test_held_pods.py",), breaks="A pod or a namespace that somebody keeps costs little, and is named"),
     Mutant("series for every name", "run/metrics.py", "MOST_NAMES, MOST_OF_A_NAMESPACE, _MOST_NAME = 8, 1000", "MOST_NAMES, MOST_OF_A_NAMESPACE, _MOST_NAME = 8000, 1000", METRICS,
            breaks="What a script reports becomes few series of Prometheus"),
     Mutant("every size is compared", "pool/rounds.py", "MOST_SIZES: Final = 200", "MOST_SIZES: Final = 200_000", ROUNDS,
