@@ -18,7 +18,7 @@ SILENT: Final = "silent"
 SILENT_SECONDS: Final = 70.0  # a minute, and what it takes to see it
 MOST_REFUSED: Final = 10  # writes of one job that the API server refuses, or pods that a node refuses, in a minute
 MOST_TRIES: Final = 8  # of a job whose script fails at its start: at once, and then 1, 2, 4 … s later
-MOST_FREE_TRIES: Final = 10  # where that is free: three times at once, and then 1, 2, 4 … s later
+MOST_LATER: Final = 6  # pods of a job whose pods are evicted soon, after the first ones and those in their place
 MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
 REFUSED_BY_NODES: Final = "node-refuses"  # the part that makes nodes refuse all pods
 EVICTED: Final = "evicted"  # the part whose pods are evicted soon after their start
@@ -83,8 +83,15 @@ def find_last_step(pod: Raw) -> float:
 
 def most_pods(made: Made) -> int:
     """How many pods of this job may be made in a minute: each try of a job whose script fails makes all of them."""
-    tries = 0 if REFUSED_BY_NODES in made.parts else MOST_FREE_TRIES if EVICTED in made.parts else MOST_TRIES
-    return max(MOST_REFUSED + 3, tries * int(made.body["spec"].get("replicas") or 1))
+    size = int(made.body["spec"].get("replicas") or 1)
+    if EVICTED in made.parts:
+        return most_pods_of_evicted(size)
+    return max(MOST_REFUSED + 3, 0 if REFUSED_BY_NODES in made.parts else MOST_TRIES * size)
+
+
+def most_pods_of_evicted(size: int) -> int:
+    """The first pods of a job, those in their place, which are made at once, and then one that tries for all."""
+    return max(MOST_REFUSED, 2 * size + MOST_LATER)
 
 
 def find_words(raw: object) -> Iterator[str]:
