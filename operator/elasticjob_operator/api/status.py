@@ -90,6 +90,7 @@ class BackoffStatus(StatusModel):
     reason: str = Field(default="", description="CrashLoop, BackOff (pods were lost) or PreflightFailed.")
     repeats: int = Field(default=0, description="Consecutive failures.")
     held: int = Field(default=0, description="Pods whose creation waits; 0 means that the whole job waits.")
+    lived_seconds: float = Field(default=0.0, description="The longest that one of the pods that failed had run.")
     since: str | None = Field(default=None, description="When the last of these failures was seen.")
     until: str | None = Field(default=None, description="When the next attempt is due.")
     cause: str | None = Field(

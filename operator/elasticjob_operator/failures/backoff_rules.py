@@ -5,7 +5,8 @@ counts as one more consecutive failure, and after the first few, the delay doubl
 ran for a while, or completed steps for a moment, did not fail at its start and resets the count.
 
 If pods end and the rest of the job can continue, only the replacements of those pods wait, and then one of them tries
-for all; if the job itself fails, the whole job waits.
+for all: the others are made when it has lived longer than those that failed. If the job itself fails, the whole job
+waits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WORKED_SECONDS = 10.0  # the same, if steps were reported
 FREE_TRIES = 3  # the first three failures are retried at once
 CHARGED_TRIES = 1
 REFUSED_TRIES = 1  # of pods that did not start at all, as when their node refuses them
-SHARED_TRIES = 2  # those that each pod has; from then on, one pod tries for all
+SHARED_TRIES = 2  # those that each of several pods has; from then on, one pod tries for all
+LONGER = 1.5  # times as long as those that failed has the pod to live that tries for others, and a second more
 HASTY_SECONDS = 1.0  # creation times are whole seconds: a pod made later than that is of another round
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
@@ -66,16 +68,20 @@ def note(
         return before
     since = parse_time(known.since)
     repeats, start = known.repeats, now if since is None else since
+    # Of a new round, the first one that failed may be the one that tried for those that are held.
+    others_wait = bool(wait_until(known, now))
     if not early:
         repeats, start = 1, now
     elif fresh or since is None or any(s.began >= since for s in early):
         repeats, start = repeats + 1, now
+    else:
+        others_wait |= repeats >= SHARED_TRIES
+    held = len(early) + known.held if others_wait else max(len(early), known.held)
     ran = any(s.lived for s in setbacks)
-    tries = CHARGED_TRIES if charged else FREE_TRIES if ran else REFUSED_TRIES
+    free = SHARED_TRIES if held > 1 and not whole else FREE_TRIES
+    tries = CHARGED_TRIES if charged else free if ran else REFUSED_TRIES
     pause = HASTY_SECONDS if any(s.lived < HASTY_SECONDS for s in early) else 0.0
     until = start + max(pause, delay_of(max(repeats, charged) - tries))
-    # After a wait, one pod tries for those that were held.
-    held = len(early) + known.held if wait_until(known, now) else max(len(early), known.held)
     if not whole and is_whole(known, now):  # pods that end while the whole job waits do not change the back-off
         whole, until = True, max(until, wait_until(known, now))
     return revise(
@@ -83,6 +89,7 @@ def note(
         reason=reason,
         repeats=repeats,
         held=0 if whole else held,
+        lived_seconds=max(known.lived_seconds if repeats > 1 else 0.0, *(round(s.lived, 1) for s in early), 0.0),
         since=format_time(start),
         until=format_time(until) if until > now else None,
         step=max((s for s in (step, known.step) if s is not None), default=None),
@@ -141,28 +148,33 @@ def is_whole(backoff: api.BackoffStatus | None, now: float) -> bool:
     return backoff is not None and not backoff.held and wait_until(backoff, now) > 0
 
 
-def count_held(backoff: api.BackoffStatus | None, missing: int, pods: Iterable[Pod], now: float) -> int:
-    """How many of the missing pods must not be created yet."""
+def find_held(
+    backoff: api.BackoffStatus | None, missing: int, pods: Iterable[Pod], now: float
+) -> tuple[int, float | None]:
+    """How many of the missing pods must not be created yet, and when to look again because time passes."""
     if backoff is None or not missing:
-        return 0
-    if wait_until(backoff, now):
-        return missing if is_whole(backoff, now) else min(missing, backoff.held)
-    return missing - _count_tries(backoff, missing, [p for p in pods if p.live])
+        return 0, None
+    if until := wait_until(backoff, now):
+        return missing if is_whole(backoff, now) else min(missing, backoff.held), until
+    tries, at = _find_tries(backoff, missing, [p for p in pods if p.live], now)
+    return missing - tries, at
 
 
-def _count_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod]) -> int:
-    """How many of the missing pods may be created after a wait.
+def _find_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod], now: float) -> tuple[int, float | None]:
+    """How many of the missing pods may be created after a wait, and when that may be more.
 
     If pods have failed at their start more than once, or no other has started, one tries for all: nodes that refuse
-    pods would refuse each of them.
+    pods would refuse each of them, and nodes that evict pods would do that again.
     """
-    since = parse_time(backoff.since)
-    if since is None or not backoff.held or (backoff.repeats < SHARED_TRIES and any(p.started for p in live)):
-        return missing
+    since, is_again = parse_time(backoff.since), backoff.repeats >= SHARED_TRIES
+    if since is None or not backoff.held or (not is_again and any(p.started for p in live)):
+        return missing, None
     tried = [p for p in live if p.created >= since - 1.0]  # the time of a creation is in whole seconds
-    if any(p.started for p in tried):
-        return missing
-    return 0 if tried else 1
+    if not tried:
+        return 1, None
+    has_to_live = LONGER * backoff.lived_seconds + 1.0 if is_again and backoff.lived_seconds else 0.0
+    proven = min((p.began + has_to_live for p in tried if p.began is not None and p.started), default=None)
+    return (missing, None) if proven is not None and proven <= now else (0, proven)
 
 
 def forget(backoff: api.BackoffStatus | None, now: float) -> api.BackoffStatus | None:
@@ -182,4 +194,5 @@ def describe(status: api.Status) -> tuple[str, str] | None:
     last = f"; last: {status.last_failure.message}" if status.last_failure else ""
     again = f"; next attempt at {backoff.until}" if backoff.until else ""
     many = f"{backoff.repeats} consecutive failures" if backoff.repeats > 1 else "a failure"
-    return backoff.reason, f"{many} without progress{again}{last}"[:4096]
+    first = "; one pod is tried before the others" if backoff.held > 1 and backoff.repeats >= SHARED_TRIES else ""
+    return backoff.reason, f"{many} without progress{again}{first}{last}"[:4096]

@@ -36,6 +36,7 @@ class BackoffFields(TypedDict, total=False):
     reason: str
     repeats: int
     held: int
+    lived_seconds: float
     since: str | None
     until: str | None
     cause: str | None

@@ -179,8 +179,8 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     status = booked.status
     waiting = status.restarts.backoff
     hold = backoff_rules.wait_until(waiting, seen.now)
-    held = backoff_rules.count_held(waiting, pods.missing, seen.pods, seen.now)
-    pods = replace(pods, missing=pods.missing - held, wake_at=first(pods.wake_at, hold or None))
+    held, look_at = backoff_rules.find_held(waiting, pods.missing, seen.pods, seen.now)
+    pods = replace(pods, missing=pods.missing - held, wake_at=first(pods.wake_at, hold or None, look_at))
     if is_native:
         decision = native_rendezvous.decide(seen, spec, status)
     else:

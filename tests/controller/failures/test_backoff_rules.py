@@ -18,10 +18,10 @@ HASTY = Setback(NOW - 1, 0.5)
 OLD = Setback(NOW - 500, 490.0)
 
 
-def known(repeats: int, *, ago: float = 10.0, wait: float = 0.0, held: int = 1, step: int | None = None) -> Any:
+def known(repeats: int, *, ago: float = 10.0, wait: float = 0.0, held: int = 1, **more: Any) -> Any:
     until = format_time(NOW - ago + wait) if wait else None
     return api.BackoffStatus(
-        reason="BackOff", repeats=repeats, held=held, since=format_time(NOW - ago), until=until, step=step
+        reason="BackOff", repeats=repeats, held=held, since=format_time(NOW - ago), until=until, **more
     )
 
 
@@ -52,9 +52,12 @@ WHOLE = {"whole": True, "charged": 1}
         pytest.param(None, [HASTY], {}, (1, 1, 1), id="the-first-waits-if-it-hardly-ran"),
         pytest.param(known(6), [HASTY], {}, (7, 1, 8), id="no-longer-than-others"),
         pytest.param(known(3), [NEW], {}, (4, 1, 1), id="the-fourth-waits"),
-        pytest.param(known(3), [NEW, NEW], {}, (4, 2, 1), id="two-at-once-are-one-more"),
-        pytest.param(known(4, ago=0.5, wait=1), [Setback(NOW - 2, 1)], {}, (4, 2, 0.5), id="of-the-same-round"),
-        pytest.param(known(8, ago=5, wait=16), [NEW], {}, (9, 2, 32), id="while-others-wait"),
+        pytest.param(known(3), [NEW, NEW], {}, (4, 2, 2), id="two-at-once-are-one-more-and-have-a-try-less"),
+        pytest.param(known(1), [NEW, NEW], {}, (2, 2, 0), id="two-again"),
+        pytest.param(known(2, held=2), [NEW], {}, (3, 2, 1), id="the-one-that-tried-for-two"),
+        pytest.param(known(2, ago=2), [Setback(NOW - 6, 5)], {}, (2, 2, 0), id="of-the-same-round-while-one-tries"),
+        pytest.param(known(4, ago=0.5, wait=1), [Setback(NOW - 2, 1)], {}, (4, 2, 1.5), id="of-the-same-round"),
+        pytest.param(known(8, ago=5, wait=16), [NEW], {}, (9, 2, 64), id="while-others-wait"),
         pytest.param(known(8), [OLD], {}, (8, 1, 0), id="one-that-ran-for-long-changes-nothing"),
         pytest.param(known(3, ago=20), [Setback(NOW - 13, 12)], {}, (4, 1, 1), id="after-12-seconds"),
         pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 5}, (4, 1, 1), id="without-a-step"),
@@ -97,25 +100,45 @@ def test_forget(before: Any, kept: bool) -> None:
     ],
 )
 def test_held(before: Any, missing: int, held: int) -> None:
-    assert backoff_rules.count_held(before, missing, (), NOW) == held
+    assert backoff_rules.find_held(before, missing, (), NOW)[0] == held
 
 
-LONG, TRIES, TRIED = (
+LONG, TRIES, TRIED, PROVEN = (
     make_pod(1, created=NOW - 500),
     make_pod(2, "Pending", created=NOW - 2, scheduled=NOW - 2),
-    make_pod(3, created=NOW, scheduled=NOW),
+    make_pod(3, created=NOW - 2, scheduled=NOW - 2, began=NOW - 2),
+    make_pod(3, created=NOW - 8, scheduled=NOW - 8, began=NOW - 8),
 )
 
 
 @pytest.mark.parametrize(
-    ("repeats", "pods", "held"),
+    ("repeats", "lived", "pods", "expected"),
     [
-        pytest.param(1, (), 2, id="none-has-started-so-one-tries"),
-        pytest.param(1, (LONG,), 0, id="others-have-started"),
-        pytest.param(2, (LONG,), 2, id="again-so-one-tries"),
-        pytest.param(2, (LONG, TRIES), 3, id="one-is-trying"),
-        pytest.param(9, (LONG, TRIED), 0, id="it-has-started"),
+        pytest.param(1, 4, (), (2, None), id="none-has-started-so-one-tries"),
+        pytest.param(1, 4, (LONG,), (0, None), id="others-have-started"),
+        pytest.param(2, 4, (LONG,), (2, None), id="again-so-one-tries"),
+        pytest.param(2, 4, (LONG, TRIES), (3, None), id="one-is-trying"),
+        pytest.param(9, 0, (LONG, TRIED), (0, None), id="it-has-started-and-the-others-had-not"),
+        pytest.param(9, 4, (LONG, TRIED), (3, NOW + 5), id="it-has-not-lived-longer-than-the-others"),
+        pytest.param(9, 4, (LONG, TRIED, PROVEN), (0, None), id="it-has"),
+        pytest.param(1, 4, (TRIED,), (0, None), id="for-the-first-time-a-start-is-enough"),
     ],
 )
-def test_one_pod_tries_for_all(repeats: int, pods: tuple[Pod, ...], held: int) -> None:
-    assert backoff_rules.count_held(known(repeats, ago=3, held=3), 3, pods, NOW) == held
+def test_one_pod_tries_for_all(
+    repeats: int, lived: float, pods: tuple[Pod, ...], expected: tuple[int, float | None]
+) -> None:
+    before = known(repeats, ago=8, held=3, lived_seconds=lived)
+    assert backoff_rules.find_held(before, 3, pods, NOW) == expected
+
+
+def test_the_longest_life_of_a_row_is_kept() -> None:
+    def lived(before: Any, *failed: Setback) -> float:
+        after = backoff_rules.note(
+            before, failed, reason="BackOff", whole=False, charged=0, fresh=False, step=None, now=NOW
+        )
+        assert after is not None
+        return after.lived_seconds
+
+    assert lived(None, NEW, HASTY) == 2.0
+    assert lived(known(1, lived_seconds=5.0), NEW) == 5.0
+    assert lived(known(1, lived_seconds=1.0), NEW) == 2.0

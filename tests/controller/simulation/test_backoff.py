@@ -183,6 +183,24 @@ def test_pods_that_are_refused_beside_others_are_few() -> None:
     assert cluster.run_until(lambda: cluster.size == 4) < 70
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("lived", [0.5, 1.25, 3, 14])
+@pytest.mark.parametrize("apart", [0.0, 0.4])
+def test_pods_that_are_evicted_soon_after_their_start_are_few(size: int, lived: float, apart: float) -> None:
+    """Ten a minute of a job of two; a larger one makes more only of its first pods and of those in their place."""
+    cluster = Cluster(make_spec(1, size, replicas=size), nodes=size)
+    while cluster.now < 1_000_060:
+        cluster.run(0.25)
+        for pod in list(cluster.pods.values()):
+            began, lives = pod.record.began, lived * (1 + apart * pod.record.index)
+            if began is not None and pod.agent and pod.agent.alive and cluster.now - began >= lives:
+                pod.agent.exit(137, "Evicted")
+    assert len(cluster.created) <= max(10, 2 * size + 6)
+    assert "BackOff" in cluster.told_events()
+    assert cluster.status.restarts.user == 0
+    assert cluster.run_until(lambda: cluster.size == size) < 90
+
+
 def test_the_first_losses_are_made_good_at_once() -> None:
     cluster = make_cluster()
     cluster.run_until(lambda: cluster.size == 4)
@@ -231,7 +249,8 @@ def test_a_condition_says_what_fails_and_when_it_is_tried_again() -> None:
     assert (found.status, found.reason, found.message) == ("True", running.reason, running.message)
     assert found.reason == "BackOff"
     assert (
-        f"consecutive failures without progress; next attempt at {noted.until}; last: digits-worker-" in found.message
+        f"consecutive failures without progress; next attempt at {noted.until}; one pod is tried before the others; "
+        "last: digits-worker-" in found.message
     )
     assert "exit code 137" in found.message
     cluster.default_behaviour = ""
