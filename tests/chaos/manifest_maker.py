@@ -127,7 +127,7 @@ PARTS: Final = (
     Part("runtime-class-missing", "pod", {"runtimeClassName": "missing-runtime"}, ("missing-runtime",)),
     Part("pull-secret-missing", "pod", {"imagePullSecrets": [{"name": "missing-pull"}]}),
     Part("scheduler-missing", "pod", {"schedulerName": "missing-scheduler"}, ("missing-scheduler", "PodGroup")),
-    Part("scheduling-gate", "pod", {"schedulingGates": [{"name": "example.com/gate"}]}, ("schedulingGates", "gate")),
+    Part("scheduling-gate", "pod", {"schedulingGates": [{"name": "example.com/gate"}]}, ("example.com/gate",)),
     Part("resource-claim-missing", "pod",
          {"resourceClaims": [{"name": "gpu", "resourceClaimName": "missing-device"}]}, ("missing-device",)),
     # Nodes that are not there, or do not want the pod.
@@ -629,7 +629,7 @@ class Maker:
 
 
 # What the scheduler says of a field that is drawn, where these are not the words of the schema.
-DRAWN_TOLD: Final = {"nodeSelector": ("affinity/selector",), "schedulingGates": ("scheduling gates",)}
+DRAWN_TOLD: Final = {"nodeSelector": ("affinity/selector",)}
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
 TEXTS: Final = (
     "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",

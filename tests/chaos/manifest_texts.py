@@ -42,7 +42,10 @@ spec:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One manifest: fields of the trainer, of its pod and of the job. `told`: one of these words; else it trains."""
+    """One manifest: fields of the trainer, of its pod and of the job. `told`: one of these words; else it trains.
+
+    `trains_from`: the minor version of Kubernetes from which it trains although older ones have these words.
+    """
 
     name: str
     container: str = ""
@@ -52,6 +55,7 @@ class Text:
     labels: Mapping[str, str] = field(default_factory=dict)  # of the namespace
     objects: tuple[tuple[str, Object], ...] = ()
     generated: bool = False
+    trains_from: int | None = None
 
 
 def one_volume(mode: str) -> tuple[tuple[str, Object], ...]:
@@ -92,7 +96,7 @@ TEXTS: Final = (
         """, told=("download-data",)),
     Text("native-sidecar", pod="""
         initContainers: [{name: log-shipper, image: here/fluent-bit, restartPolicy: Always, command: [sleep, infinity]}]
-        """),
+        """, told=("initContainers: log-shipper",), trains_from=29),
     Text("secret-missing", "envFrom: [{secretRef: {name: wandb-api-key}}]", told=("wandb-api-key",)),
     Text("secret-key-missing", "env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}]",
          told=('"hf"',)),
@@ -256,13 +260,14 @@ TEXTS: Final = (
 )  # fmt: skip
 
 
-def make(seed: int, number: int) -> Made:
-    """The job of this number, in a namespace of its own."""
+def make(seed: int, number: int, minor: int) -> Made:
+    """The job of this number, in a namespace of its own. `minor`: the version of Kubernetes is 1.`minor`."""
     text = TEXTS[number]
     namespace = f"m{seed % 10_000}-{number}"
     objects = tuple((path.format(namespace), _placed(body, namespace)) for path, body in text.objects)
     body = convert(yaml.safe_load(PYTORCHJOB)).manifest if text.name == "converted" else _build(text)
-    return Made(number, namespace, text.labels, objects, body, (text.name,), text.told, True, not text.told)
+    has_to_train = not text.told if text.trains_from is None else minor >= text.trains_from
+    return Made(number, namespace, text.labels, objects, body, (text.name,), text.told, True, has_to_train)
 
 
 def _build(text: Text) -> Object:

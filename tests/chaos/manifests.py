@@ -144,6 +144,7 @@ class _Run:
     def __init__(self, cluster: Cluster, seed: int, side_by_side: int, watch_seconds: float, texts: int) -> None:
         self.kube, self.cluster = cluster.kube, cluster
         self.seed, self.texts = seed, texts
+        self.minor = int(cluster.version.split(".")[1])
         self.side_by_side, self.watch_seconds = side_by_side, watch_seconds
         definitions = self.kube.request("GET", "/openapi/v2", timeout=60)["definitions"]
         self.maker = manifest_maker.Maker(seed, definitions)
@@ -175,7 +176,7 @@ class _Run:
         return self.outcome
 
     def _make(self, number: int) -> Made:
-        return manifest_texts.make(self.seed, number) if number < self.texts else self.maker.make(number)
+        return manifest_texts.make(self.seed, number, self.minor) if number < self.texts else self.maker.make(number)
 
     def _apply(self, made: Made) -> Watched | None:
         kube, namespace = self.kube, made.namespace

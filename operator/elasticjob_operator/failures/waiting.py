@@ -16,7 +16,8 @@ from elasticjob_operator.model.observe import Pod
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
 WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason that it waits
 PATIENCE_SECONDS: Final = 45.0  # after these, whatever is known about it
-MOST_VOLUMES: Final = 5  # that are named
+MOST_NAMED: Final = 5  # volumes, gates or containers
+_KUEUE: Final = "kueue.x-k8s.io"
 _BUSY: Final = "Pulling:"  # an event that says what a pod waits for, and is no warning
 
 
@@ -53,15 +54,14 @@ def read_events(items: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
 def find_problem(
     pods: Sequence[Pod],
     said: Mapping[str, tuple[bool, str]],
-    scheduler: str,
+    template: Mapping[str, Any],
     now: float,
     *,
     nodes: Collection[str],
-    claims: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """(reason, message) of a condition about a pod that waits quietly. `said`: what `read_events` found, by UID.
 
-    `nodes`: those that exist, of the pods'. `claims`: the resource claims that pods need.
+    `template`: the spec of the job's pods. `nodes`: those that exist, of the pods'.
     """
     pod, _ = find_lost(pods, nodes, now)
     if pod is not None:
@@ -74,27 +74,41 @@ def find_problem(
         text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
     if pod is None:
         return None
-    return "PodNotStarting", f"{pod.name}: {text or _guess(pod, scheduler, claims)}"
+    return "PodNotStarting", f"{pod.name}: {text or _guess(pod, template)}"
 
 
-def find_claims(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the resource claims of this pod template, or of their templates."""
-    claims = pod.get("resourceClaims")
-    known = [one for one in claims if isinstance(one, Mapping)] if isinstance(claims, list) else []
-    found = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in known)
-    return tuple(str(name) for name in found if name)
+def name_gates(message: str, template: Mapping[str, Any]) -> str:
+    """What a pod with scheduling gates says, with those of this template and who takes them away."""
+    gates = [str(one["name"]) for one in _list_objects(template, "schedulingGates") if isinstance(one.get("name"), str)]
+    if not gates:
+        return f"{message}: the template has no spec.schedulingGates, so a webhook or a queue has added one: look there"
+    owners = list(dict.fromkeys(gate.partition("/")[0] for gate in gates))
+    one = f"the controller{'s' if len(owners) > 1 else ''} of {_join(owners)}"
+    who = "Kueue" if all(owner.endswith(_KUEUE) for owner in owners) else one
+    verb, what, them = ("takes", "it", "the gate") if len(gates) == 1 else ("take", "them", "the gates")
+    verb = "takes" if who == "Kueue" else verb
+    return (
+        f"{message} (spec.template.spec.schedulingGates: {_join(gates)}): {who} {verb} {what} away; "
+        f"if nobody is there to do it, remove {them} from the template"
+    )
 
 
-def name_volumes(message: str, pod: Mapping[str, Any]) -> str:
+def _join(names: Iterable[str], between: str = ", ") -> str:
+    first = list(itertools.islice(names, MOST_NAMED + 1))
+    return between.join([*first[:MOST_NAMED], *(["…"] if len(first) > MOST_NAMED else ())])
+
+
+def _list_objects(template: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    found = template.get(field)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def name_volumes(message: str, template: Mapping[str, Any]) -> str:
     """What a scheduler says of a pod, with the volumes of this template that it may mean: it names no claim."""
     if "PersistentVolumeClaim" not in message:
         return message
-    volumes = pod.get("volumes")
-    claims = filter(None, map(_name_claim, volumes if isinstance(volumes, list) else ()))
-    named = list(itertools.islice(claims, MOST_VOLUMES + 1))
-    if len(named) > MOST_VOLUMES:
-        named[MOST_VOLUMES:] = ["…"]
-    return f"{message} (spec.template.spec.volumes: {'; '.join(named)})" if named else message
+    named = _join(filter(None, map(_name_claim, _list_objects(template, "volumes"))), "; ")
+    return f"{message} (spec.template.spec.volumes: {named})" if named else message
 
 
 def _name_claim(volume: object) -> str:
@@ -108,10 +122,19 @@ def _name_claim(volume: object) -> str:
     return ""
 
 
-def _guess(pod: Pod, scheduler: str, claims: Sequence[str]) -> str:
+def _guess(pod: Pod, template: Mapping[str, Any]) -> str:
     if not pod.node:
-        missing = f", and is there {', '.join(claims)} (spec.template.spec.resourceClaims)" if claims else ""
+        scheduler = template.get("schedulerName") or "default-scheduler"
+        claims = _list_objects(template, "resourceClaims")
+        wanted = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in claims)
+        named = _join(str(name) for name in wanted if name)
+        missing = f", and is there {named} (spec.template.spec.resourceClaims)" if named else ""
         return f"no scheduler has taken it: is {scheduler} running (spec.template.spec.schedulerName){missing}?"
     if pod.waiting == "PodInitializing":
-        return f"its init containers have not ended: `kubectl logs {pod.name} -c CONTAINER` has what they say"
+        init = _list_objects(template, "initContainers")
+        named = _join(str(one.get("name")) for one in init)
+        sidecars = _join(str(one.get("name")) for one in init if one.get("restartPolicy") == "Always")
+        older = f"; restartPolicy: Always of {sidecars} makes a sidecar from Kubernetes 1.29 on" if sidecars else ""
+        where = f" (spec.template.spec.initContainers: {named}{older})" if named else ""
+        return f"its init containers have not ended{where}: `kubectl logs {pod.name} -c CONTAINER` has what they say"
     return f"its containers are not created on {pod.node}: `kubectl describe pod {pod.name}` tells what they wait for"

@@ -140,13 +140,13 @@ def _find_problem(
     if agentless.reason:
         return agentless.reason, agentless.message
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
+    template = spec.template["spec"]
     if found is not None and found[0] == "Unschedulable":
-        found = found[0], waiting.name_volumes(found[1], spec.template["spec"])
+        found = found[0], waiting.name_volumes(found[1], template)
+    if found is not None and found[0] == "SchedulingGated":
+        found = found[0], waiting.name_gates(found[1], template)
     if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
-        scheduler = spec.template["spec"].get("schedulerName") or "default-scheduler"
-        claims = waiting.find_claims(spec.template["spec"])
-        quiet = waiting.find_problem(seen.pods, seen.said, scheduler, seen.now, nodes=seen.nodes, claims=claims)
-        found = quiet or found
+        found = waiting.find_problem(seen.pods, seen.said, template, seen.now, nodes=seen.nodes) or found
     left = flapping.find_restless(status, seen.now)
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message

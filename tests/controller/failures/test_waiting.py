@@ -18,6 +18,11 @@ def creating(age: float, **fields: Any) -> Any:
     return make_pod(0, "Pending", **{**when, **fields})
 
 
+TEMPLATE = {
+    "schedulerName": "mine",
+    "initContainers": [{"name": "get"}, {"name": "log", "restartPolicy": "Always"}],
+    "containers": [{"name": "trainer"}],
+}
 OTHER = make_pod(0, "Pending", created=NOW - 99, scheduled=NOW - 99, waiting="ImagePullBackOff")
 NOWHERE = make_pod(0, "Pending", created=NOW - 61, node="", scheduled=None)
 
@@ -50,6 +55,9 @@ def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -
         pytest.param(creating(61, waiting="PodInitializing"), (False, "Scheduled: assigned to node0"),
                      "init containers have not ended", id="an event that is no reason to wait"),
         pytest.param(OTHER, (False, ""), "", id="other reason"),
+        pytest.param(creating(61, waiting="PodInitializing"), (False, ""),
+                     "(spec.template.spec.initContainers: get, log; restartPolicy: Always of log makes a sidecar",
+                     id="older clusters know no sidecars"),
         pytest.param(NOWHERE, (False, ""), "is mine running", id="no node"),
         pytest.param(creating(20, node="gone"), (False, ""), "there is no node gone (spec.template.spec.nodeName)",
                      id="no such node: the cluster deletes it before a minute is over"),
@@ -59,14 +67,15 @@ def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -
     ],
 )  # fmt: skip
 def test_what_is_told_of_a_quiet_pod(pod: Any, said: tuple[bool, str], told: str) -> None:
-    found = waiting.find_problem([pod], {pod.uid: said}, "mine", NOW, nodes={"node0"})
+    found = waiting.find_problem([pod], {pod.uid: said}, TEMPLATE, NOW, nodes={"node0"})
     assert (found is not None) == bool(told)
     assert found is None or (found[0] == "PodNotStarting" and told in found[1])
 
 
 def test_a_pod_that_waits_for_its_claims_names_them() -> None:
     """The scheduler does not take such a pod, and says so nowhere."""
-    found = waiting.find_problem([NOWHERE], {}, "mine", NOW, nodes=(), claims=("gpu-claim",))
+    template = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu-claim"}]}
+    found = waiting.find_problem([NOWHERE], {}, template, NOW, nodes=())
     assert found is not None and "gpu-claim (spec.template.spec.resourceClaims)" in found[1]
 
 
@@ -102,6 +111,29 @@ UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeCl
 def test_the_claims_of_a_pod_that_no_node_takes_are_named(message: str, volumes: Any, added: str) -> None:
     named = waiting.name_volumes(message, {"volumes": volumes})
     assert named == (f"{message} (spec.template.spec.volumes:{added})" if added else message)
+
+
+GATED = "Scheduling is blocked due to non-empty scheduling gates"
+
+
+@pytest.mark.parametrize(
+    ("gates", "told"),
+    [
+        pytest.param(["example.com/licence"], "schedulingGates: example.com/licence): the controller of example.com",
+                     id="somebody's"),
+        pytest.param(["kueue.x-k8s.io/topology"], "kueue.x-k8s.io/topology): Kueue takes it away", id="of Kueue"),
+        pytest.param(["a/b", "plain"], "schedulingGates: a/b, plain): the controllers of a, plain", id="several"),
+        pytest.param([], "the template has no spec.schedulingGates", id="a webhook's"),
+    ],
+)  # fmt: skip
+def test_gates_are_named(gates: list[str], told: str) -> None:
+    named = waiting.name_gates(GATED, {"schedulingGates": [{"name": one} for one in gates]})
+    assert named.startswith(GATED) and told in named
+
+
+@pytest.mark.parametrize("gates", [None, "x", ["x"], [{"name": 1}]])
+def test_gates_that_are_none(gates: Any) -> None:
+    assert "the template has no" in waiting.name_gates(GATED, {"schedulingGates": gates})
 
 
 def test_many_claims_are_not_all_named() -> None:
