@@ -94,7 +94,7 @@ TEXTS: Final = (
         initContainers:
           - {name: download-data, image: here/aws-cli, command: [sh, -c, "aws s3 sync s3://b /data; exit 1"]}
         """, told=("download-data",)),
-    Text("native-sidecar", pod="""
+    Text("log-shipper", pod="""
         initContainers: [{name: log-shipper, image: here/fluent-bit, restartPolicy: Always, command: [sleep, infinity]}]
         """, told=("initContainers: log-shipper",), trains_from=29),
     Text("secret-missing", "envFrom: [{secretRef: {name: wandb-api-key}}]", told=("wandb-api-key",)),
@@ -255,6 +255,105 @@ TEXTS: Final = (
     Text("version-as-image", "image: 2.8", told=("image",)),
     Text("no-name", "name: null", told=("name",)),
     Text("name-in-capitals", "name: PyTorch_Trainer", told=("PyTorch_Trainer",)),
+    # Networks, disks and devices of the clouds, as their pages show them.
+    Text("infiniband", """
+        securityContext: {privileged: true, capabilities: {add: [IPC_LOCK, SYS_RESOURCE]}}
+        volumeMounts: [{name: devinf, mountPath: /dev/infiniband}, {name: shm, mountPath: /dev/shm}]
+        env: [{name: NCCL_IB_HCA, value: "=mlx5_0,mlx5_1"}, {name: NCCL_SOCKET_IFNAME, value: "^lo,docker0"}]""", """
+        {hostNetwork: true, dnsPolicy: ClusterFirstWithHostNet, hostIPC: true, volumes: [
+          {name: devinf, hostPath: {path: /dev/infiniband}},
+          {name: shm, emptyDir: {medium: Memory, sizeLimit: 32Gi}}]}"""),
+    Text("efa", """
+        resources: {limits: {nvidia.com/gpu: 8, hugepages-2Mi: 5120Mi, vpc.amazonaws.com/efa: 4, memory: 64Gi}}
+        """, told=("vpc.amazonaws.com/efa",)),
+    Text("huge-pages-alone", "resources: {limits: {hugepages-2Mi: 512Mi}}", told=("HugePages", "hugepages")),
+    Text("tcpx", "volumeMounts: [{name: tcpx-socket, mountPath: /tmp/tcpx}]", """
+        volumes: [{name: tcpx-socket, emptyDir: {}}, {name: nvidia, hostPath: {path: /home/kubernetes/bin/nvidia}}]
+        containers:
+          - {name: tcpx-daemon, image: here/tcpgpudmarxd, command: [sleep, infinity],
+             securityContext: {privileged: true},
+             volumeMounts: [{name: tcpx-socket, mountPath: /tmp}, {name: nvidia, mountPath: /usr/local/nvidia}]}"""),
+    Text("tcpxo", pod="""
+        initContainers:
+          - {name: tcpxo-daemon, image: here/fastrak, restartPolicy: Always, command: [sleep, infinity],
+             startupProbe: {grpc: {port: 60000}, initialDelaySeconds: 5, periodSeconds: 5, failureThreshold: 30}}
+        """, spec="""
+        template:
+          metadata:
+            annotations:
+              devices.gke.io/container.tcpxo-daemon: "- path: /dev/nvidia0\n- path: /dev/nvidiactl\n"
+              networking.gke.io/interfaces: '[{"interfaceName":"eth0","network":"default"}]'
+        """, told=("initContainers: tcpxo-daemon",), trains_from=29),
+    Text("several-networks", "resources: {limits: {openshift.io/sriov_ib: 1}}",
+         spec="template: {metadata: {annotations: {k8s.v1.cni.cncf.io/networks: sriov-ib-0}}}",
+         told=("openshift.io/sriov_ib",)),
+    Text("bucket", "volumeMounts: [{name: bucket, mountPath: /bucket}]", """
+        volumes:
+          - {name: bucket, csi: {driver: gcsfuse.csi.storage.gke.io, readOnly: true,
+                                 volumeAttributes: {bucketName: training, mountOptions: implicit-dirs}}}""",
+         spec="template: {metadata: {annotations: {gke-gcsfuse/volumes: 'true'}}}",
+         told=("gcsfuse.csi.storage.gke.io",)),
+    Text("parallel-files", "volumeMounts: [{name: fsx, mountPath: /fsx, subPath: team/run-1}]",
+         "volumes: [{name: fsx, persistentVolumeClaim: {claimName: fsx-lustre-claim}}]", told=("fsx-lustre-claim",)),
+    Text("any-node", pod="tolerations: [{operator: Exists}]"),
+    Text("preferences", pod="""
+        affinity:
+          nodeAffinity:
+            preferredDuringSchedulingIgnoredDuringExecution:
+              - {weight: 100, preference: {matchExpressions: [{key: topology.kubernetes.io/zone, operator: In,
+                 values: [us-east-1a]}]}}
+          podAffinity:
+            preferredDuringSchedulingIgnoredDuringExecution:
+              - {weight: 50, podAffinityTerm: {topologyKey: kubernetes.io/hostname,
+                 labelSelector: {matchLabels: {elasticjob.dev/job-name: preferences}}}}"""),
+    Text("gang-labels", spec="""
+        template:
+          metadata:
+            annotations: {scheduling.k8s.io/group-name: train, scheduling.volcano.sh/queue-name: default,
+                          kueue.x-k8s.io/podset-preferred-topology: kubernetes.io/hostname}
+            labels: {pod-group.scheduling.sigs.k8s.io/name: train, runai/queue: team}"""),
+    Text("bash-script", """
+        command: [/bin/bash, -c, --]
+        args:
+          - |
+            set -euxo pipefail
+            ulimit -l unlimited || true
+            exec torchrun --nnodes="${WORLD_SIZE:-1}" --rdzv-conf timeout=900 train.py "$@"
+        stdin: true
+        tty: true
+        workingDir: /workspace"""),
+    Text("whereabouts", """
+        env:
+          - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+          - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
+          - {name: TEAM, valueFrom: {fieldRef: {fieldPath: "metadata.labels['team']"}}}
+          - {name: MEMORY, valueFrom: {resourceFieldRef: {containerName: pytorch, resource: requests.memory,
+                                                          divisor: 1Mi}}}
+        volumeMounts: [{name: about, mountPath: /etc/podinfo}]""", """
+        volumes:
+          - name: about
+            downwardAPI:
+              defaultMode: 0444
+              items:
+                - {path: annotations, fieldRef: {fieldPath: metadata.annotations}}
+                - {path: cpus, resourceFieldRef: {containerName: pytorch, resource: limits.cpu}}""",
+         spec="template: {metadata: {labels: {team: research}}}"),
+    Text("config-files", """
+        volumeMounts: [{name: config, mountPath: /etc/train/run.yaml, subPath: run.yaml, readOnly: true}]
+        envFrom: [{prefix: CFG_, configMapRef: {name: run-config}}]""", """
+        volumes: [{name: config, configMap: {name: run-config, defaultMode: 0755, items: [{key: run.yaml,
+                                                                                           path: run.yaml}]}}]""",
+         objects=(("/api/v1/namespaces/{}/configmaps", {"metadata": {"name": "run-config"},
+                                                        "data": {"run.yaml": "lr: 3e-4"}}),)),
+    Text("hardened", """
+        securityContext: {allowPrivilegeEscalation: false, seLinuxOptions: {level: "s0:c123,c456"}, procMount: Default,
+                          capabilities: {drop: [ALL], add: [SYS_PTRACE]}, seccompProfile: {type: RuntimeDefault}}""",
+         "securityContext: {fsGroup: 2000, fsGroupChangePolicy: OnRootMismatch, supplementalGroups: [3000, 4000]}"),
+    Text("names-of-hosts", "ports: [{containerPort: 29500, name: c10d, protocol: TCP}, {containerPort: 6006}]", """
+        {hostAliases: [{ip: 10.0.0.5, hostnames: [license.corp, data.corp]}], dnsPolicy: None,
+         dnsConfig: {nameservers: [10.0.0.10], searches: [corp.example.com], options: [{name: ndots, value: "2"}]}}"""),
+    Text("claim-of-one-request", "resources: {claims: [{name: gpus, request: gpu-0}]}",
+         "resourceClaims: [{name: gpus, resourceClaimName: shared-gpus}]", told=("shared-gpus", "claim")),
     Text("wrong-place", spec="restartPolicy: OnFailure\nnproc_per_node: 8"),
     Text("converted"),
 )  # fmt: skip
