@@ -32,6 +32,8 @@ class Lines:
     after: list[str] = field(default_factory=list)  # after the optimizers
     inside: list[str] = field(default_factory=list)  # collectives of a step
     epoch: list[str] = field(default_factory=list)  # between two epochs
+    inputs: list[str] = field(default_factory=list)  # in `compute`, before the forward pass
+    losses: list[str] = field(default_factory=list)  # in `compute`, after it: they change loss
     between: bool = False  # in a session behind the loop over batches, and not in its last turn
     data: str = "Points()"
     loader: str = ""  # further arguments of the DataLoader
@@ -211,7 +213,8 @@ OPTIMIZERS: tuple[Feature, ...] = (
     _plain("Adagrad", "Adagrad(PARAMS, lr=0.05)", (DDP, VIRTUAL)),
     _plain("Adadelta", "Adadelta(PARAMS, lr=1.0)"),
     _plain("Adafactor", "Adafactor(PARAMS, lr=0.02)", (DDP, VIRTUAL), without=(*_REAL, "scalar parameters")),
-    _plain("ASGD", "ASGD(PARAMS, lr=0.02, t0=5)"),
+    # When it is restored, torch casts the numbers in its state to the type of each parameter.
+    _plain("ASGD", "ASGD(PARAMS, lr=0.02, t0=5)", without=("half precision",)),
     _plain("RMSprop", "RMSprop(PARAMS, lr=0.003, momentum=0.5, centered=True)"),
     _plain("Rprop", "Rprop(PARAMS, lr=0.003)", (VIRTUAL,)),
     Feature(
@@ -452,15 +455,437 @@ HABITS = (
 )
 
 
+# --- what was found in scripts of others, and is drawn after all of the above, so that seeds keep their meaning ----
+
+_SOMETIMES = ("unused parameters", "late parameters", "alternating parameters")
+_PASS = """
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return torch.tanh(h) / 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (h,) = ctx.saved_tensors
+        return gradient * (1 - torch.tanh(h) ** 2) / 2
+"""
+_ADAPTER = """
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(2, 8) * 0.1), nn.Parameter(torch.randn(8, 2) * 0.1)
+
+    def forward(self, weight):
+        return weight.detach() + self.b @ self.a
+"""
+
+
+def _autograd(lines: Lines) -> None:
+    lines.prepare.append(_PASS)
+    lines.forward.append("h = h + Halved.apply(h)")
+
+
+def _adapt(lines: Lines) -> None:
+    lines.prepare.append(_ADAPTER)
+    lines.layers += (
+        "self.adapted = nn.Linear(8, 8)",
+        "parametrize.register_parametrization(self.adapted, 'weight', Adapter())",
+        "self.adapted.parametrizations.weight.original.requires_grad_(False)",
+    )
+    lines.forward.append("h = h + 0.1 * self.adapted(h)")
+
+
+LAYERS = (
+    Feature(
+        "activation checkpointing",
+        "`torch.utils.checkpoint`, which repeats a part of the forward pass",
+        _model(
+            ("self.again_made = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))",),
+            ("h = h + checkpoint_passes(self.again_made, h, use_reentrant=False)",),
+        ),
+    ),
+    Feature(
+        "tied weights",
+        "a parameter of two modules",
+        _model(
+            ("self.tied, self.other = nn.Linear(8, 8), nn.Linear(8, 8)", "self.other.weight = self.tied.weight"),
+            ("h = self.other(torch.tanh(self.tied(h)))",),
+        ),
+    ),
+    Feature(
+        "weight norm",
+        "`parametrizations.weight_norm`",
+        _model(("self.scaled = parametrizations.weight_norm(nn.Linear(8, 8))",), ("h = h + 0.1 * self.scaled(h)",)),
+    ),
+    Feature(
+        "spectral norm",
+        "its buffers change in each pass; with one pass a step on each rank",
+        _model(("self.normed = parametrizations.spectral_norm(nn.Linear(8, 8))",), ("h = h + 0.1 * self.normed(h)",)),
+        engines=(DDP,),
+        without=("accumulated gradients", "LBFGS", "two passes", "gradient penalty", "rate finder"),
+    ),
+    Feature("adapters of low rank", "a parametrization of a frozen weight", _adapt),
+    Feature("custom gradients", "`torch.autograd.Function`", _autograd, without=("gradient penalty",)),
+    Feature(
+        "functional transforms",
+        "`torch.func`: `vmap` over `functional_call`",
+        _model(
+            ("self.each = nn.Linear(8, 8)",),
+            (
+                "weights = dict(self.each.named_parameters())",
+                "h = h + 0.1 * torch.func.vmap(lambda one: torch.func.functional_call(self.each, weights, (one,)))(h)",
+            ),
+        ),
+    ),
+    Feature(
+        "hooks",
+        "forward hooks of modules, and hooks of gradients",
+        _model(
+            (
+                "self.into.register_forward_hook(lambda module, args, out: out * 0.9)",
+                "self.into.weight.register_hook(lambda gradient: gradient * 0.5)",
+            ),
+            (),
+        ),
+        engines=(DDP, VIRTUAL),
+    ),
+    Feature(
+        "recurrent layers",
+        "an LSTM",
+        _model(
+            ("self.recurrent = nn.LSTM(8, 8, batch_first=True)",),
+            ("h = h + self.recurrent(h.unsqueeze(1))[0].squeeze(1)",),
+        ),
+        engines=(DDP, VIRTUAL),
+    ),
+    Feature(
+        "attention",
+        "a `TransformerEncoderLayer`",
+        _model(
+            ("self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)",),
+            ("h = self.attention(h.view(-1, 2, 4).repeat(1, 1, 2)).mean(1)",),
+        ),
+    ),
+    Feature(
+        "lazy modules",
+        "`LazyLinear`, made by a first pass",
+        _model(("self.lazy = nn.LazyLinear(8)", "self.lazy(torch.zeros(1, 8))"), ("h = h + 0.1 * self.lazy(h)",)),
+    ),
+    Feature(
+        "lists of parameters",
+        "`ParameterDict`, `ParameterList`, `ModuleDict`",
+        _model(
+            (
+                "self.named = nn.ParameterDict({'a': torch.ones(8), 'b': torch.zeros(8)})",
+                "self.listed = nn.ParameterList([torch.ones(8), torch.ones(8)])",
+                "self.modules_of = nn.ModuleDict({'one': nn.Linear(8, 8)})",
+            ),
+            (
+                "h = h * self.named['a'] + self.named['b'] * self.listed[0] + self.listed[1]",
+                "h = h + 0.1 * self.modules_of['one'](h)",
+            ),
+        ),
+    ),
+    Feature(
+        "autocast",
+        "of a float32 part to bfloat16",
+        _model(
+            ("self.mixed = nn.Linear(8, 8).float()",),
+            (
+                "with torch.autocast('cpu', dtype=torch.bfloat16):",
+                "    h = h + 0.1 * self.mixed(h.float()).double()",
+            ),
+        ),
+        engines=(VIRTUAL,),
+    ),
+)
+
+
+def _loss(*lines_of: str, inputs: Sequence[str] = (), prepare: Sequence[str] = ()) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.losses += lines_of
+        lines.inputs += inputs
+        lines.prepare += prepare
+
+    return add
+
+
+def _group(lines: Lines) -> None:
+    named = "net.named_parameters()"
+    lines.groups = (
+        f"[{{'params': [p for n, p in {named} if n.endswith('bias')], 'weight_decay': 0.0}}, "
+        f"{{'params': [p for n, p in {named} if not n.endswith('bias')], 'lr': 0.004}}]"
+    )
+
+
+GROUPED = Feature(
+    "groups of parameters",
+    "with rates and decays of their own",
+    _group,
+    without=("two optimizers", "Muon", "LBFGS", "Adam, rate in a tensor", "Rprop"),
+)
+
+
+def _swa(lines: Lines) -> None:
+    lines.extras["swa"] = "AveragedModel(net, use_buffers=True)"
+    lines.after.append("if net.at >= 9: swa.update_parameters(net)")
+
+
+LOSSES = (
+    Feature(
+        "a teacher",
+        "a second, frozen model that is in no checkpoint",
+        _loss(
+            "loss = loss + 0.1 * (found - teacher(x, item).squeeze(1).detach()).square().mean()",
+            prepare=("teacher = Net().eval()",),
+        ),
+        engines=(DDP, VIRTUAL),
+        without=("updated buffers", *_SOMETIMES),
+    ),
+    Feature(
+        "penalty of the weights",
+        "a sum over the parameters in the loss",
+        _loss("loss = loss + 1e-3 * sum(p.abs().sum() for p in net.parameters())"),
+        engines=(DDP, VIRTUAL),
+        without=(*_SOMETIMES, "static graph", "half precision"),
+    ),
+    Feature(
+        "gradient penalty",
+        "a gradient of the gradient with respect to the input",
+        _loss(
+            "(slope,) = torch.autograd.grad(found.sum(), x, create_graph=True)",
+            "loss = loss + 0.01 * slope.square().mean()",
+            inputs=("x = x.detach().requires_grad_()",),
+        ),
+        engines=(DDP, VIRTUAL),
+        without=(
+            *_SOMETIMES,
+            "static graph",
+            "activation checkpointing",
+            "custom gradients",
+            "attention",  # torch has no second derivative of it
+        ),
+    ),
+    Feature(
+        "two passes",
+        "a model that is called twice in each step",
+        _loss("loss = loss + 0.1 * (found - model(-x, item).squeeze(1)).square().mean()"),
+        engines=(DDP, VIRTUAL),
+        without=(*_SOMETIMES, "static graph", "updated buffers", "spectral norm", "batch norm", "dropout"),
+    ),
+    Feature(
+        "curriculum",
+        "inputs that depend on the epoch",
+        _loss(inputs=("x = x * (1 + 0.1 * sampler.epoch)",)),
+    ),
+    Feature(
+        "gradients changed by hand",
+        "`p.grad` is centred before the optimizer steps",
+        lambda lines: lines.before.append(
+            "for p in net.parameters(): p.grad is None or p.dim() < 2 or p.grad.sub_(p.grad.mean(1, keepdim=True) / 2)"
+        ),
+        engines=(DDP, VIRTUAL),
+        without=("LBFGS",),
+    ),
+    Feature(
+        "clamped weights",
+        "parameters that the script changes after the optimizer",
+        lambda lines: lines.after.append(
+            "with torch.no_grad(): [p.clamp_(-0.6, 0.6) for p in net.parameters() if not p.is_complex()]"
+        ),
+        engines=(DDP, VIRTUAL),
+    ),
+    Feature(
+        "rates set by hand",
+        "`group['lr']` is computed from the step",
+        lambda lines: lines.before.append(
+            "for group in optimizer.param_groups: group['lr'] = 0.02 / (1 + 0.05 * net.at)"
+        ),
+        without=(*(one.name for one in SCHEDULERS), "LBFGS"),
+    ),
+    Feature("stochastic weight averaging", "AveragedModel from some step on, with buffers", _swa, (DDP, VIRTUAL)),
+)
+
+
+def _data(text: str) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.data = text
+
+    return add
+
+
+def _option(text: str) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.loader += f", {text}"
+
+    return add
+
+
+LOADERS = (
+    Feature(
+        "joined datasets",
+        "`ConcatDataset` of two `Subset`s",
+        _data("ConcatDataset([Subset(Points(), range(20)), Subset(Points(), range(20, 50))])"),
+        without=("caught exceptions",),
+    ),
+    Feature(
+        "functions of a loader",
+        "`collate_fn`, `worker_init_fn` and `generator`",
+        _option(
+            "collate_fn=lambda batch: default_collate(list(batch)), generator=torch.Generator().manual_seed(3), "
+            "worker_init_fn=lambda worker: random.seed(worker)"
+        ),
+    ),
+)
+
+
+def _find_rate(lines: Lines) -> None:
+    lines.start.append("""\
+probe = copy.deepcopy(net)
+tried = torch.optim.SGD(probe.parameters(), lr=1e-3)
+for _ in range(3):
+    probe(torch.ones(2, 6), None).sum().abs().backward()
+    tried.step()
+    tried.zero_grad()
+""")
+
+
+_SEND = """\
+token = torch.zeros(1)
+if dist.get_world_size() > 1:
+    following, previous = (dist.get_rank() + 1) % dist.get_world_size(), (dist.get_rank() - 1) % dist.get_world_size()
+    sent = dist.isend(torch.tensor([float(dist.get_rank())]), following)
+    dist.recv(token, previous)
+    sent.wait()
+    assert token == previous"""
+
+
+def _inside(text: str) -> Callable[[Lines], None]:
+    return lambda lines: lines.inside.append(text)
+
+
+MESSAGES = (
+    Feature(
+        "objects of all ranks",
+        "`all_gather_object`, and `gather_object` to rank 0, in each step",
+        _inside(
+            "told = [None] * dist.get_world_size(); dist.all_gather_object(told, {'rank': dist.get_rank()}); "
+            "dist.gather_object(told, [None] * len(told) if dist.get_rank() == 0 else None)"
+        ),
+    ),
+    Feature(
+        "decisions of rank 0",
+        "such as an early stop, in a broadcast or a list of objects",
+        _inside(
+            "stop = torch.tensor([float(dist.get_rank() == 0)]); dist.broadcast(stop, 0); "
+            "words = [f'step {net.at}']; dist.broadcast_object_list(words, src=0); assert stop and words"
+        ),
+    ),
+    Feature("sends and receives", "in a ring, in each step", _inside(_SEND)),
+    Feature("monitored barriers", "`dist.monitored_barrier()` in each step", _inside("dist.monitored_barrier()")),
+    Feature(
+        "a seed for each rank",
+        "`torch.manual_seed(rank)`",
+        lambda lines: lines.start.append("torch.manual_seed(dist.get_rank())"),
+    ),
+    Feature(
+        "hooks of DDP",
+        "`register_comm_hook`",
+        lambda lines: lines.start.append("model.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)"),
+        (DDP,),
+        (RESTART,),
+        without=("complex parameters",),
+    ),
+    Feature(
+        "rate finder",
+        "steps of a copy of the model before the first one",
+        _find_rate,
+        (DDP, VIRTUAL),
+    ),
+)
+
+
+def _prepare(*texts: str, epoch: str = "") -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.prepare += texts
+        lines.epoch += [epoch] if epoch else []
+
+    return add
+
+
+PROCESS = (
+    Feature(
+        "helper threads",
+        "a daemon, and a pool of threads",
+        _prepare(
+            "threading.Thread(target=lambda: [time.sleep(0.05) for _ in iter(int, 1)], daemon=True).start()",
+            "threads = concurrent.futures.ThreadPoolExecutor(2)",
+            epoch="threads.submit(abs, -1).result()",
+        ),
+    ),
+    Feature(
+        "helper processes",
+        "`multiprocessing.Pool`",
+        _prepare("pool = multiprocessing.get_context('fork').Pool(1)", epoch="pool.map(abs, [-1])"),
+    ),
+    Feature("functions at exit", "`atexit`", _prepare("atexit.register(log.write, ended=True)")),
+    Feature(
+        "logs of each rank",
+        "`logging` to a file, and standard output to another one",
+        _prepare(
+            "logging.basicConfig(filename=OUT / f'log-{os.getenv(\"RANK\")}', level=logging.INFO, force=True)",
+            "sys.stdout = open(OUT / f'said-{os.getpid()}', 'a', buffering=1)",
+            "logging.info('begins'); print('begins', end='\\r')",
+        ),
+    ),
+    Feature("default device", "`torch.set_default_device('cpu')`", _prepare("torch.set_default_device('cpu')")),
+    Feature(
+        "checks of torch",
+        "`set_detect_anomaly`, `use_deterministic_algorithms`",
+        _prepare("torch.autograd.set_detect_anomaly(True)", "torch.use_deterministic_algorithms(True)"),
+        without=("GradScaler",),
+    ),
+    Feature(
+        "no garbage collection",
+        "`gc.disable()`, and `gc.collect()` after each epoch",
+        _prepare("gc.disable()", epoch="gc.collect()"),
+    ),
+    Feature("another directory", "`os.chdir`", _prepare("os.chdir(OUT)")),
+    Feature(
+        "fault handlers",
+        "`faulthandler`, an alarm and a timer",
+        _prepare(
+            "faulthandler.enable(); faulthandler.register(signal.SIGUSR1)",
+            "signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)",
+            "atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)",
+        ),
+    ),
+    Feature(
+        "arguments", "`argparse`, with unknown ones left", _prepare("argparse.ArgumentParser().parse_known_args()")
+    ),
+)
+
+NEWEST = Feature(
+    "the newest file",
+    "`torch.save` into a file of each step; rank 0 looks for the newest and tells the others",
+    _checkpoint("newest"),
+    (DDP, VIRTUAL),
+)
+
 GROUPS = {
     "parameters and buffers": MODELS,
-    "optimizers": (*OPTIMIZERS, TWO),
+    "layers": LAYERS,
+    "optimizers": (*OPTIMIZERS, TWO, GROUPED),
     "schedulers": SCHEDULERS,
     "around the step": AROUND,
-    "data": DATA,
+    "losses and gradients": LOSSES,
+    "data": (*DATA, *LOADERS),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
-    "checkpoints": CHECKPOINTS,
+    "checkpoints": (*CHECKPOINTS, NEWEST),
     "habits": HABITS,
+    "between ranks": MESSAGES,
+    "in a process": PROCESS,
 }
 FEATURES = tuple(one for group in GROUPS.values() for one in group)
 _ENGINES = {DDP: "DDP", VIRTUAL: "virtual ranks", FSDP: "FSDP2"}

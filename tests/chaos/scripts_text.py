@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from textwrap import dedent, indent
 
 from chaos import scripts_features as features
-from chaos.scripts_features import DDP, FSDP, RESTART, SESSION, VIRTUAL, Feature, Lines
+from chaos.scripts_features import DDP, FSDP, GROUPED, RESTART, SESSION, VIRTUAL, Feature, Lines
 
 HEADER = dedent("""\
-    import json, os, random, signal, subprocess, sys, time
+    import argparse, atexit, concurrent.futures, copy, faulthandler, gc, json, logging, multiprocessing, os, random
+    import signal, subprocess, sys, threading, time
     from pathlib import Path
 
     import numpy as np
@@ -24,12 +25,15 @@ HEADER = dedent("""\
     import torch.distributed.checkpoint as dcp
     import torch.distributed.checkpoint.state_dict as dcp_state
     from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
+    from torch.nn.utils import parametrizations, parametrize
     from torch.optim import lr_scheduler as lr
     from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.checkpoint import checkpoint as checkpoint_passes
+    from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
     import elasticjob
     from elasticjob import Checkpointer, ElasticDistributedSampler, Session, VirtualRanks
@@ -117,7 +121,10 @@ def is_due(step):
 
 
 def compute(model, x, item, y, counts):
-    loss = (model(x, item).squeeze(1) - y).square().mean()
+{inputs}
+    found = model(x, item).squeeze(1)
+    loss = (found - y).square().mean()
+{losses}
     if counts:
         totals[0] += float(loss.detach()) * len(y)
         totals[1] += len(y)
@@ -372,7 +379,20 @@ def save(step):
 end = lambda: None
 """
 
-_CHECKPOINTS = {"elastic": _ELASTIC, "plain": _PLAIN, "dcp": _DCP}
+_NEWEST = _PLAIN.replace(
+    """    path = SAVED / "state.pt"
+    if not path.exists():
+        return 0
+""",
+    """    found = [max(SAVED.glob("step-*.pt"), key=lambda one: int(one.stem[5:]), default=None)]
+    dist.broadcast_object_list(found, src=0)
+    (path,) = found
+    if path is None:
+        return 0
+""",
+).replace('SAVED / "state.pt"', 'SAVED / f"step-{{step}}.pt"')
+
+_CHECKPOINTS = {"elastic": _ELASTIC, "plain": _PLAIN, "newest": _NEWEST, "dcp": _DCP}
 STEPS, PAUSE = 24, 0.01
 
 
@@ -424,6 +444,18 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
         pick((features.COMPILE,), 1, 1)
     pick(features.CHECKPOINTS, 1, 1)
     pick(features.HABITS, 2)
+    if features.COMPILE in chosen:
+        return chosen  # it takes long enough to compile
+    if chance.random() < 0.15 and GROUPED.name not in barred and names.isdisjoint(GROUPED.without):
+        chosen.insert(0, GROUPED)  # an optimizer is made of it
+        names.add(GROUPED.name)
+    pick(features.LAYERS, 2)
+    pick(features.LOSSES, 2)
+    pick(features.LOADERS, 1)
+    pick(features.MESSAGES, 1)
+    pick(features.PROCESS, 2)
+    if "torch.save" in names and chance.random() < 0.5:
+        chosen = [features.NEWEST if one.name == "torch.save" else one for one in chosen]
     return chosen
 
 
@@ -464,6 +496,8 @@ def _write_common(lines: Lines, every: int) -> str:
         every=every,
         pause=PAUSE,
         spikes=lines.scaler,
+        inputs=_block(lines.inputs, 1),
+        losses=_block(lines.losses, 1),
         layers=_block(lines.layers, 2),
         forward=_block(lines.forward, 2),
         before=_block(loops, 1),

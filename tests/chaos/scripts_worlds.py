@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed, owner, folder = False, os.getpid(), Path(tempfile.mkdtemp(prefix="scripts-"))
     try:
         header = folder / "header.py"
-        header.write_text(HEADER)
+        header.write_text(HEADER + "import fsspec.core\n")  # as the first save does, in each process
         with start_server([str(header)]) as server:
             for seed in args.only or range(args.seed, args.seed + args.scripts):
                 began = time.monotonic()
