@@ -68,6 +68,7 @@ def make(folder: Path) -> None:
         "import os, torch\nwith open(os.environ['LOOK_OUT'], 'w') as file:\n"
         "    file.write(f'{torch.get_num_threads()} {torch.get_num_interop_threads()}')\n"
     )
+    (folder / "run.sh").write_text(f'export PYTHONUNBUFFERED=1\n{sys.executable} train.py "$@"\n')
     (folder / "future.py").write_text(f"from __future__ import annotations\n{text}")
 
 
@@ -126,7 +127,7 @@ PLACES = {
     "optimized": Place({"PYTHONOPTIMIZE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}),
     "warnings": Place({"PYTHONWARNINGS": "ignore::DeprecationWarning"}),
     "development": Place({"PYTHONDEVMODE": "1"}),
-    "a launcher with options": Place(options=("-O", "-X", "dev", "-B"), rows=("a file",)),
+    "a launcher with options": Place(options=("-O", "-X", "dev", "-B", "-W", "ignore"), rows=("a file",)),
     "more open files": Place(redirected="7</dev/null 8>/dev/null", rows=("a file",)),
     "no home": Place({"HOME": ""}, rows=("a file",)),
     "a user without a name or a home": Place(
@@ -327,6 +328,31 @@ def test_a_worker_sees_the_same_but_for_its_channel_to_the_agent(
     assert seen["threads"] == [["MainThread", "elasticjob-control"], 2]
     set_by_launcher = seen["environ"].keys() - given.keys() - of_python.keys()
     assert {name for name in set_by_launcher if not name.startswith(("TORCH", "ELASTICJOB_"))} <= SET_BY_TORCHRUN
+
+
+OTHERS = {
+    "a shell": ("bash", "run.sh", "--lr", "a b"),
+    "-c": (sys.executable, "-c", "exec(compile(open('train.py').read(), 'train.py', 'exec'))", "--lr"),
+    "options of python": (sys.executable, "-O", "-X", "utf8=0", "-W", "error", "train.py"),
+}
+
+
+@pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)
+def test_a_command_that_is_not_started_as_python_sees_its_own_start(
+    hub: FakeHub, launchers: Launchers, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    hub.set_size(1)
+    folder, plain, out = launchers.folder, tmp_path / "plain.json", tmp_path / "worker.json"
+    ran = launchers.run(PLACES["plain"], list(command), LOOK_OUT=str(plain))
+    assert ran.returncode == 0, ran.stderr
+    of_python = {name: None for name in os.environ if name.startswith("PYTHON")}
+    with Pods(folder, hub.url, warm=False) as pods:
+        env = {**of_python, "LOOK_OUT": str(out)}
+        pod = pods.start("pod-0", "--no-python", *command, launcher="elasticjob-run", env=env)
+        assert pod.wait(120) == 0, pod.log
+    seen, expected = read(out), read(plain)
+    assert find_differences(seen, expected, "cold").keys() == {"environ", "files"}
+    assert seen["files"].keys() == expected["files"].keys(), "a pipe, and the pod's log"
 
 
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "torch.distributed.launch"])
