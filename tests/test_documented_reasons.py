@@ -13,12 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OPERATOR = ROOT / "operator/elasticjob_operator"
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("operations", "kueue")]
-SPEAKERS: Final = ("plan", "failures", "sizing", "apply", "run", "model/reading.py", "model/contradictions.py")
+SPEAKERS: Final = (
+    *("plan", "failures", "sizing", "apply", "run", "templates"),
+    *("api/names.py", "history/moments.py", "model/reading.py", "model/contradictions.py"),
+)
 REASON: Final = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)+")
 # Words of the same form that are no reasons of the operator.
 KINDS: Final = {
     "ConfigMap", "NetworkPolicy", "PodGroup", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NewPod", "UsageError",
-    "PersistentVolumeClaim", "NaN",
+    "PersistentVolumeClaim", "NaN", "ElasticJobTemplate",
 }  # fmt: skip
 OF_KUBERNETES: Final = {
     "ContainerCreating", "ContainerStatusUnknown", "ErrImageNeverPull", "ErrImagePull", "FallbackToLogsOnError",
