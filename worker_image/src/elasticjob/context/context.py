@@ -104,3 +104,8 @@ def pass_over(newest_first: Sequence[Found], repeats: int) -> Sequence[Found]:
     failure; the oldest one never is.
     """
     return newest_first[max(0, min(repeats - 1, len(newest_first) - 1)) :]
+
+
+def choose_start(newest_first: Sequence[Found]) -> Found | None:
+    """The checkpoint that this process starts from; None if there is none."""
+    return next(iter(pass_over(newest_first, current().repeats)), None)

@@ -43,11 +43,11 @@ class Checkpoints:
 
         Where the same error has stopped the training twice without progress, it is an older one.
         """
-        found = context.pass_over(self._find()[::-1], context.current().repeats)
-        if not found:
+        found = context.choose_start(self._find()[::-1])
+        if found is None:
             return dict(start)
-        self._accelerator.load_state(str(found[0]))
-        return {**start, **json.loads((found[0] / _PLACE).read_text())}
+        self._accelerator.load_state(str(found))
+        return {**start, **json.loads((found / _PLACE).read_text())}
 
     def after_step(self, at: dict[str, int], total: int | None = None, **metrics: Any) -> None:
         """Call it on all ranks after each step, with `at["step"]` counted on. Saves if it is time or was requested."""

@@ -75,8 +75,8 @@ def find_checkpoint(folder: str | Path) -> str | None:
         last = place / "meta.pt" if place.is_dir() else place
         with contextlib.suppress(OSError):  # removed meanwhile, or not whole
             found.append((last.stat().st_mtime_ns, str(place)))
-    chosen = context.pass_over(sorted(found, reverse=True), context.current().repeats)
-    return chosen[0][1] if chosen else None
+    chosen = context.choose_start(sorted(found, reverse=True))
+    return chosen[1] if chosen else None
 
 
 class ElasticJobCallback(Callback):  # type: ignore[misc, unused-ignore]

@@ -36,8 +36,8 @@ def find_checkpoint(folder: str | Path) -> str | None:
     """
     found = [place for place in Path(folder).glob("checkpoint-*") if _is_whole(place)]
     found.sort(key=lambda place: ((place / _LAST).stat().st_mtime_ns, _number_of(place)), reverse=True)
-    chosen = context.pass_over(found, context.current().repeats)
-    return str(chosen[0]) if chosen else None
+    chosen = context.choose_start(found)
+    return str(chosen) if chosen else None
 
 
 def _number_of(place: Path) -> int:
