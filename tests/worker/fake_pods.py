@@ -207,16 +207,21 @@ class Steps:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read: dict[Path, int] = {}  # bytes of each file
+        self._lines: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        lines = []
-        for file in sorted(self.folder.glob("*.jsonl")):
-            for line in file.read_text().splitlines():
-                try:
-                    lines.append(json.loads(line))
-                except ValueError:
-                    continue  # half a line of a killed process
-        return sorted(lines, key=lambda line: line["t"])
+        """All lines so far, by their time; one that is not whole yet is read later."""
+        for path in self.folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole = b"".join(line for line in file if line.endswith(b"\n"))
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                with contextlib.suppress(ValueError):  # that of a killed process, and the first one of the next
+                    self._lines.append(json.loads(line))
+        self._lines.sort(key=lambda line: float(line["t"]))
+        return [*self._lines]
 
     def wait(self, condition: Callable[[list[dict[str, Any]]], bool], timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout

@@ -18,7 +18,7 @@ from elasticjob.channel.place import Place
 from elasticjob.sessions.process_groups import ProcessGroups, is_world_failure
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import STEPS, Pod, Pods, Steps
-from worker.gang_helper import clean_environment, lines_of
+from worker.gang_helper import clean_environment, lines_of, run_gang
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_session.py")
@@ -203,9 +203,9 @@ def test_the_loss_curve_does_not_depend_on_the_world(hub: FakeHub, pods: Pods, s
     lines = steps.read()
     check_history(lines, repeated=1)
     alone = Steps(tmp_path / "alone")
-    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None, "PET_NNODES": None}
-    command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", "16", "--step-seconds", "0"]
-    assert pods.start("alone", *command, env=env).wait(120) == 0
+    run_gang(
+        Path(PROGRAM), 1, "--out", str(alone.folder), "--epochs=16", "--step-seconds=0", env={"FIXED": "1"}, timeout=120
+    )
     undisturbed = {line["step"]: line["loss"] for line in alone.read()}
     disturbed = {line["step"]: line["loss"] for line in lines}
     assert max(undisturbed) == max(disturbed) == 16 * 20 - 1
@@ -323,9 +323,8 @@ def test_any_schedule_gives_the_undisturbed_curve(
     check_history(lines, repeated=schedule.count("kill"))
     alone = Steps(tmp_path / "alone")
     last = max(line["step"] for line in lines)
-    env = {**fixed, "ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None, "PET_NNODES": None}
-    command = ["--standalone", PROGRAM, "--out", str(alone.folder), "--epochs", str(last // 20 + 1)]
-    assert pods.start("alone", *command, "--step-seconds", "0", env=env).wait(120) == 0
+    arguments = ("--out", str(alone.folder), f"--epochs={last // 20 + 1}", "--step-seconds=0")
+    run_gang(Path(PROGRAM), 1, *arguments, env={"FIXED": "1"}, timeout=120)
     undisturbed = {line["step"]: line["loss"] for line in alone.read()}
     assert {line["step"]: line["loss"] for line in lines} == pytest.approx(
         {step: undisturbed[step] for step in {line["step"] for line in lines}}, rel=1e-3

@@ -23,6 +23,7 @@ from elasticjob.torchcompat import sharding
 from torch_features import needs_fsdp_on_cpu
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import Pod, Pods, Steps
+from worker.gang_helper import run_gang
 from worker.sessions.test_session import check_history
 
 pytestmark = [pytest.mark.timeout(400), needs_fsdp_on_cpu]
@@ -90,10 +91,9 @@ class Play:
         check_descriptions(lines, described)
         last = max(line["step"] for line in described if line["generation"] < below)
         undisturbed = Steps(self.steps.folder.with_name("undisturbed"))
-        env: dict[str, str | None] = {"ELASTICJOB_HUB_URL": None, "PET_RDZV_BACKEND": None, "PET_NNODES": None}
-        command = self.command("--epochs", str(last // 20 + 1), "--step-seconds", "0", folder=undisturbed.folder)
+        script, *arguments = self.command("--epochs", str(last // 20 + 1), folder=undisturbed.folder)
         elsewhere = ("--checkpoints", str(undisturbed.folder.with_name("other")))
-        assert self.pods.start("alone", "--standalone", *command, *elsewhere, env=env).wait(150) == 0
+        run_gang(Path(script), 1, *arguments, *elsewhere, "--step-seconds=0", timeout=150)
         sizes = {line["step"]: line["size"] for line in undisturbed.read()}
         disturbed = {line["step"]: line["size"] for line in described if line["step"] in sizes}
         assert disturbed == pytest.approx({step: sizes[step] for step in disturbed}, rel=1e-3), "the same training"
