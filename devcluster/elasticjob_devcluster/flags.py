@@ -27,6 +27,7 @@ class Tuning:
     crash_backoff: tuple[float, float] = (10.0, 300.0)  # the kubelet's: first and longest delay in seconds
     image_backoff: tuple[float, float] = (10.0, 300.0)
     lease_seconds: float = 1.0  # how often a node renews its Lease
+    imports: tuple[str, ...] = ()  # modules that scripts of this interpreter, where they are pods, find imported
 
 
 @dataclass(frozen=True)

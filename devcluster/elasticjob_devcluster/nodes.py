@@ -57,6 +57,8 @@ class ProcessNode:
                 self.mark,
                 "--mode",
                 self.spec.sandbox,
+                "--imports",
+                *self.config.tuning.imports,
             )
             self.runtime = processes.start(argv, log=self.directory / "runtime.log", env=env)
         if self.agent is None or self.agent.poll() is not None:

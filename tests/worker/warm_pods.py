@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -119,6 +120,7 @@ def import_agent() -> None:
     from elasticjob.torchcompat import forking
 
     forking.import_compiler()  # as its standby does
+    importlib.import_module("sklearn.datasets")  # as many scripts do
 
 
 def import_operator() -> None:

@@ -16,12 +16,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticjob_devcluster.runtime import sandbox, spawn
+from elasticjob_devcluster.runtime import sandbox, spawn, warm
 from elasticjob_devcluster.runtime.containerlog import LogWriter
 from elasticjob_devcluster.system import processes
 from elasticjob_devcluster.system.sockets import listen_unix
@@ -43,10 +43,11 @@ class Container:
 
 
 class Runtime:
-    def __init__(self, directory: Path, node_mark: str, mode: sandbox.Mode) -> None:
+    def __init__(self, directory: Path, node_mark: str, mode: sandbox.Mode, imports: Sequence[str] = ()) -> None:
         self.directory = directory
         self.node_mark = node_mark
         self.mode = mode
+        self.forks = warm.Forks(imports)
         self.containers: dict[str, Container] = {}
         self.specs: dict[str, spawn.Spec] = {}
         self.logs: dict[str, LogWriter] = {}
@@ -94,11 +95,15 @@ class Runtime:
         spec.env[processes.MARK_NODE] = self.node_mark
         spec.env[processes.MARK_CLUSTER] = self.node_mark.split("/")[0]
         spec.env[processes.MARK_CONTAINER] = spec.id
+        start = spawn.start
+        if self.forks.suits(spec):
+            await self.forks.await_imports()
+            start = self.forks.start
         log = LogWriter(Path(spec.log))
         out, err = log.pipe("stdout"), log.pipe("stderr")
         started_at = time.time()
         try:
-            pid = spawn.start(spec, self.mode, out, err)
+            pid = start(spec, self.mode, out, err)
         except spawn.StartError as error:
             log.close()
             return {"failure": str(error)}
@@ -212,8 +217,8 @@ async def _wait(pid: int, timeout: float | None) -> int | None:
     return None if late else code
 
 
-async def run(directory: Path, node_mark: str, mode: sandbox.Mode) -> None:
-    runtime = Runtime(directory, node_mark, mode)
+async def run(directory: Path, node_mark: str, mode: sandbox.Mode, imports: Sequence[str]) -> None:
+    runtime = Runtime(directory, node_mark, mode, imports)
     server = await asyncio.start_unix_server(
         runtime.serve, sock=listen_unix(directory / "runtime.sock"), limit=4 * 1024 * 1024
     )
@@ -226,9 +231,10 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--mark", required=True)
     parser.add_argument("--mode", choices=["auto", *sandbox.Mode], default="auto")
+    parser.add_argument("--imports", nargs="*", default=())
     arguments = parser.parse_args()
     mode = sandbox.probe() if arguments.mode == "auto" else sandbox.Mode(arguments.mode)
-    asyncio.run(run(arguments.dir, arguments.mark, mode))
+    asyncio.run(run(arguments.dir, arguments.mark, mode, arguments.imports))
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ MARK_NODE: Final = "ELASTICJOB_DEVCLUSTER_NODE"
 MARK_CONTAINER: Final = "ELASTICJOB_DEVCLUSTER_CONTAINER"
 
 _PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
     """Make the kernel kill this process when its parent's thread ends. Call it in the child, before exec."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def start(
