@@ -66,9 +66,11 @@ def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: J
 
 
 def test_a_startup_deadline_says_what_was_in_the_way(jobs: Jobs) -> None:
-    jobs.create("late", spec_with_config_map(runPolicy={"startupDeadlineSeconds": 25}))
+    jobs.create("late", spec_with_config_map(runPolicy={"startupDeadlineSeconds": 600}))
     pods = wait_for(lambda: [p for p in jobs.pods("late") if p["spec"].get("nodeName")], "pods have nodes")
     tell_of(jobs, pods[0], "FailedMount", 'configmap "settings" not found')
+    await_told(jobs, "late", "PodNotStarting")
+    jobs.patch("late", {"runPolicy": {"startupDeadlineSeconds": 1}})
     failed = jobs.await_condition("late", "Failed")
     assert failed["reason"] == "StartupDeadlineExceeded"
     assert "runPolicy.startupDeadlineSeconds" in failed["message"]
