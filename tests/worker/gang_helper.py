@@ -123,6 +123,26 @@ def run_gang(
     return members
 
 
+def run_alone(script: Path | str, *arguments: str, timeout: float = 90, **env: str) -> Member:
+    """Run a script, or Python code, as a process that nobody has launched. It must succeed."""
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(script, str):
+            Path(folder, "code.py").write_text(script)
+            script = Path(folder, "code.py")
+        files = Path(folder, "out"), Path(folder, "err")
+        with files[0].open("wb") as out, files[1].open("wb") as err:
+            process = _start([str(script), *arguments], clean_environment(**env), env, (out, err))
+        try:
+            code = process.wait(timeout)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        member = Member(0, code, *(file.read_text() for file in files))
+    assert member.exit_code == 0, member.stderr[-3000:]
+    return member
+
+
 def _start(
     command: list[str], env: dict[str, str], given: Mapping[str, str], files: tuple[IO[bytes], IO[bytes]]
 ) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from worker.gang_helper import PROGRAMS, clean_environment
+from worker.gang_helper import PROGRAMS, run_alone
 
 PROGRAM = PROGRAMS / "entering_program.py"
 MOST_SECONDS = 3.0  # after 3.3 s an agent takes a worker for blocked, and ends it with its memory
@@ -26,10 +24,7 @@ MOST_SECONDS = 3.0  # after 3.3 s an agent takes a worker for blocked, and ends 
 )
 def test_a_rank_is_freed_wherever_it_waits(kind: str) -> None:
     """A case for each message that a rank exchanges with the store until it is in the world."""
-    env = clean_environment(GLOO_SOCKET_IFNAME="lo")
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), kind], env=env, capture_output=True, text=True, timeout=180, check=True
-    )
+    done = run_alone(PROGRAM, kind, timeout=180, GLOO_SOCKET_IFNAME="lo")
     cases = json.loads(done.stdout.splitlines()[-1])["result"]
     assert len(cases) > 8, "two groups are made, and a store is connected"
     assert cases[-1][0] == "entered", "nothing had stopped it"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from worker.gang_helper import PROGRAMS, run_gang
+from worker.gang_helper import PROGRAMS, run_alone, run_gang
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py"
 
@@ -21,11 +19,8 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py
 )
 def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str, regroups: int) -> None:
     """Two in three are announced, the others are losses."""
-    command = [sys.executable, str(SCRIPT), "regroups", f"--kind={kind}", f"--regroups={regroups}"]
-    done = subprocess.run(
-        [*command, "--look-every=10", "--lost-every=3"], capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = ("regroups", f"--kind={kind}", f"--regroups={regroups}", "--look-every=10", "--lost-every=3")
+    done = run_alone(SCRIPT, *arguments, timeout=280)
     looks = [json.loads(line) for line in done.stdout.splitlines()]
     assert [look["regroups"] for look in looks] == [0, 10, 20]
     _, second, last = looks

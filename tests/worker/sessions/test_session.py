@@ -6,8 +6,6 @@ import itertools
 import random
 import signal
 import socket
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from elasticjob.channel.place import Place
 from elasticjob.sessions.process_groups import ProcessGroups, is_world_failure
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import STEPS, Pod, Pods, Steps
-from worker.gang_helper import clean_environment, lines_of, run_gang
+from worker.gang_helper import lines_of, run_alone, run_gang
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_session.py")
@@ -363,9 +361,7 @@ for generation, size in ((1, 2), (2, 1)):
     except RuntimeError:
         print("failed")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
-    )
+    done = run_alone(program)
     assert lines_of(done.stdout) == ["failed", "entered 0"], done.stderr
 
 
@@ -389,9 +385,7 @@ for model in (sharded, DistributedDataParallel(plain)):
         print(error)
 dist.destroy_process_group()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
-    )
+    done = run_alone(program)
     sharded, wrapped = lines_of(done.stdout)
     assert "cannot keep a sharded model: 'weight' is a DTensor" in sharded
     assert "Session(build=...)" in sharded
@@ -415,7 +409,5 @@ for block in (session.step, session.interruptible):
         except (ValueError, CollectiveFailedError) as raised:
             print(raised)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=90, check=True
-    )
+    done = run_alone(program)
     assert lines_of(done.stdout) == ["a bug", "Connection closed by peer"] * 2, done.stderr
