@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chaos.history import read_history
@@ -20,12 +20,13 @@ PATIENCE = 180.0  # others work on the machine, too
 
 
 class GoodJobs:
-    """They train until they are told to end, and record each step."""
+    """They train until they are told to end, and record each step. `read_logs`: what the operator has said."""
 
-    def __init__(self, cluster: Cluster, directory: Path) -> None:
+    def __init__(self, cluster: Cluster, directory: Path, read_logs: Callable[[], str]) -> None:
         self.jobs = Jobs(cluster, NAMESPACE)
         self.directory = directory
-        self.wrong: list[str] = []  # what they did not reach
+        self.read_logs = read_logs
+        self.wrong: list[str] = []  # what they did not reach, and what is known of it
 
     def start(self) -> None:
         for name in ("light-scaled", "light-killed"):
@@ -82,4 +83,15 @@ class GoodJobs:
         try:
             yield
         except (AssertionError, KubeError, KeyError) as error:
-            self.wrong.append(f"{job}: {type(error).__name__}: {str(error)[:600]}")
+            self.wrong.append(f"{job}: {type(error).__name__}: {str(error)[:4000]}\n{self._describe(job)}")
+
+    def _describe(self, job: str) -> str:
+        """Its pods, its events and what the operator said of it last."""
+        found = []
+        with contextlib.suppress(KubeError):
+            for pod in self.jobs.pods(job):
+                metadata, spec = pod["metadata"], pod["spec"]
+                about = {key: metadata.get(key) for key in ("name", "creationTimestamp", "deletionTimestamp")}
+                found.append(f"pod {about} on {spec.get('nodeName')}: {json.dumps(pod['status'])[:1500]}")
+            found += [f"event {reason}: {message[:300]}" for reason, message in self.jobs.events(job)[-20:]]
+        return "\n".join([*found, *[line for line in self.read_logs().splitlines() if f"/{job}" in line][-60:]])

@@ -57,7 +57,7 @@ class Run:
 
     def __init__(self, cluster: Cluster, members: Replicas, directory: Path, plan: Plan) -> None:
         self.kube, self.replicas, self.plan = cluster.kube, members, plan
-        self.good, self.evil = GoodJobs(cluster, directory), Jobs(cluster, EVIL)
+        self.good, self.evil = GoodJobs(cluster, directory, self._read_logs), Jobs(cluster, EVIL)
         self.record = Record((replicas.SYSTEM, replicas.NAME))
         self.lag = LagWatch(members.members)
         self.server = ServerWatch(cluster, NAMESPACE)
@@ -107,6 +107,9 @@ class Run:
         record.unfinished += self.good.wrong
         record.logs = {member.name: member.log for member in self.replicas.members}
         return record
+
+    def _read_logs(self) -> str:
+        return "\n".join(sorted(line for member in self.replicas.members for line in member.log.splitlines()))
 
     # Rounds.
 
