@@ -13,6 +13,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.kube.client import LARGEST_BYTES
+from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.transport import LARGE_BYTES, find_proxy
 
@@ -81,3 +82,22 @@ async def test_a_refusal_of_any_size_is_a_refusal(tmp_path: Path) -> None:
             await api.request("GET", "/api/v1/namespaces/team/pods/x")
     assert caught.value.status == 422
     assert "no" in caught.value.message
+
+
+async def test_the_deletions_of_one_tenant_do_not_hold_up_the_pods_of_another(tmp_path: Path) -> None:
+    served: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        served.append(request.method)
+        return web.json_response({})
+
+    async with answering(answer, tmp_path, parallel=8) as api:
+        api.leadership.lend(math.inf)
+        path = "/api/v1/namespaces/{}/pods"
+        gone = [api.request("DELETE", f"{path.format('a')}/p{i}", urgency=Urgency.NOW, job=f"j{i}") for i in range(400)]
+        deletions = asyncio.gather(*gone)
+        await asyncio.sleep(0)
+        await api.request("POST", path.format("b"), {}, job="j")
+        assert len(served) < 100
+        await deletions

@@ -63,8 +63,8 @@ class Queue:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    async def give_back(self, owner: Owner) -> None:
-        self.slots.release(owner)
+    async def give_back(self, owner: Owner, urgency: Urgency = Urgency.NORMAL) -> None:
+        self.slots.release(owner, urgency)
         await asyncio.sleep(0)
 
 
@@ -109,3 +109,30 @@ async def test_one_that_gave_up_leaves_nothing_taken(queue: Queue) -> None:
     await asyncio.sleep(0)
     await queue.want("fourth", ("a", "j"))
     assert queue.got == ["first", "second", "fourth"]
+
+
+async def test_what_is_urgent_of_one_namespace_leaves_turns_for_the_pods_of_others(queue: Queue) -> None:
+    """Whoever deletes thousands of pods, or whose worlds change all the time, always has something urgent waiting."""
+    for i in range(1000):
+        await queue.want(f"a{i}", ("a", "big"), Urgency.NOW)
+    await queue.want("b0", ("b", "small"))
+    await queue.want("b1", ("b", "small"), Urgency.LATER)
+    await queue.want("lease", ("operator", ""), Urgency.NOW)
+    assert queue.got == ["a0", "a1", "a2", "a3"], "while nobody else waits"
+    for _ in range(8):
+        await queue.give_back(("a", "big"), Urgency.NOW)
+        if "b0" in queue.got[-1:]:
+            await queue.give_back(("b", "small"))
+    assert {"b0", "b1", "lease"} <= set(queue.got)
+    assert len(queue.got) >= 12, "and the namespace goes on"
+
+
+async def test_what_is_not_urgent_leaves_the_reserved_slots_however_many_take_turns(queue: Queue) -> None:
+    for namespace in ("a", "b", "c"):
+        for i in range(100):
+            await queue.want(f"{namespace}{i}", (namespace, "big"))
+    for i in range(3):
+        await queue.want(f"urgent{i}", ("d", "small"), Urgency.NOW)
+        assert queue.got[-1] == f"urgent{i}"
+        await queue.give_back(("d", "small"), Urgency.NOW)
+    assert len(queue.got) == 6
