@@ -136,7 +136,7 @@ class Api:
             finally:
                 self._observe(method, path, status, time.monotonic() - started)
         finally:
-            self._slots.release(owner)
+            self._slots.release(owner, urgency)
         if status >= 400:
             raise decode_error(status, data, response.headers.get("Retry-After"))
         return data

@@ -2,7 +2,8 @@
 
 Urgent requests go first. Otherwise namespaces take turns, and the jobs of a namespace among themselves: ten thousand
 requests of one job delay another job's only request by one. Slow responses for one namespace must not delay the others
-either, so no namespace gets more than its share of the slots, and some slots are reserved for urgent requests.
+either, so no namespace gets more than its share of the slots. Some slots are reserved for urgent requests, and as many
+for the others: a tenant may have something urgent waiting all the time.
 """
 
 from __future__ import annotations
@@ -52,13 +53,17 @@ class Turns(Generic[T]):
 
 
 class Slots:
-    """`count` slots: the last `reserved` are for urgent requests; others may use `share` per namespace at most."""
+    """`count` slots: `reserved` are for urgent requests, and as many for others, while both wait.
+
+    Requests that are not urgent may use `share` per namespace at most.
+    """
 
     def __init__(self, count: int, *, reserved: int = 0, share: int | None = None) -> None:
         self._free = count
-        self._reserved = reserved
+        self._most = count - reserved  # of the urgent requests, and of the others
         self._share = share or count
         self._held: Counter[str] = Counter()  # by namespace
+        self._urgent = 0  # held by urgent requests
         self._waiting: dict[Urgency, Turns[asyncio.Future[None]]] = {urgency: Turns() for urgency in Urgency}
 
     async def acquire(self, owner: Owner, urgency: Urgency = Urgency.NORMAL) -> None:
@@ -69,11 +74,12 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was granted at the same moment
-                self.release(owner)
+                self.release(owner, urgency)
             raise
 
-    def release(self, owner: Owner) -> None:
+    def release(self, owner: Owner, urgency: Urgency = Urgency.NORMAL) -> None:
         self._free += 1
+        self._urgent -= urgency is Urgency.NOW
         self._held[owner[0]] -= 1
         if not self._held[owner[0]]:
             del self._held[owner[0]]
@@ -84,18 +90,26 @@ class Slots:
             found = self._next()
             if found is None:
                 return
-            owner, turn = found
+            urgency, owner, turn = found
             if not turn.done():
                 self._free -= 1
+                self._urgent += urgency is Urgency.NOW
                 self._held[owner[0]] += 1
                 turn.set_result(None)
 
-    def _next(self) -> tuple[Owner, asyncio.Future[None]] | None:
-        urgent = self._waiting[Urgency.NOW].pop(lambda _: True)
-        if urgent is not None or self._free <= self._reserved:
-            return urgent
-        for urgency in (Urgency.NORMAL, Urgency.LATER):
-            found = self._waiting[urgency].pop(lambda namespace: self._held[namespace] < self._share)
-            if found is not None:
-                return found
-        return None
+    def _next(self) -> tuple[Urgency, Owner, asyncio.Future[None]] | None:
+        if self._urgent < self._most and (found := self._pop(Urgency.NOW)) is not None:
+            return found
+        if self._held.total() - self._urgent < self._most:
+            for urgency in (Urgency.NORMAL, Urgency.LATER):
+                if (found := self._pop(urgency)) is not None:
+                    return found
+        return self._pop(Urgency.NOW)
+
+    def _pop(self, urgency: Urgency) -> tuple[Urgency, Owner, asyncio.Future[None]] | None:
+        may_go = (lambda _: True) if urgency is Urgency.NOW else self._is_below_its_share
+        found = self._waiting[urgency].pop(may_go)
+        return None if found is None else (urgency, *found)
+
+    def _is_below_its_share(self, namespace: str) -> bool:
+        return self._held[namespace] < self._share
