@@ -18,6 +18,7 @@ from elasticjob_operator.kube import client, watch
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.watch import Watch, count_failures
 from elasticjob_operator.rest.errors import MOST_MESSAGE, decode_watch_error
+from elasticjob_operator.turn import SECONDS
 
 pytestmark = pytest.mark.timeout(60)
 PATH = "/api/v1/pods"
@@ -119,6 +120,32 @@ def test_a_watch_that_breaks_is_made_again(script: list[bytes], next_version: st
     names = follow(tmp_path, server, 2 if len(script) > 1 else 1)
     assert names[-1] == "c"
     assert server.watched[1] == next_version
+
+
+async def test_others_are_heard_between_events_that_have_arrived_together(tmp_path: Path) -> None:
+    """A tenant who changes a thousand pods at once must not occupy the loop until all of them are read."""
+    laps, told = 0, []
+
+    async def count_laps() -> None:
+        nonlocal laps
+        while True:
+            laps += 1
+            await asyncio.sleep(0)
+
+    def take_long(kind: str, raw: Any) -> None:
+        told.append(laps)
+        time.sleep(1.5 * SECONDS)
+
+    server = Server([b"".join(event(f"p{number}", 11 + number) for number in range(20))])
+    async with answering(server.answer, tmp_path) as api:
+        watch = Watch(api, PATH, replace=lambda items, version: None, apply=take_long)
+        tasks = [asyncio.create_task(watch.run()), asyncio.create_task(count_laps())]
+        while len(told) < 20:
+            await asyncio.sleep(SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(set(told)) == 20
 
 
 def test_the_server_is_not_asked_to_compress(tmp_path: Path) -> None:
