@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tracemalloc
 from collections.abc import ItemsView
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from aiohttp import web
 from controller.api_fixture import answering
 from elasticjob_operator.kube.client import LARGEST_BYTES
 from elasticjob_operator.kube.fair_queue import Urgency
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.transport import LARGE_BYTES, find_proxy
 
 VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy")
@@ -101,3 +102,51 @@ async def test_the_deletions_of_one_tenant_do_not_hold_up_the_pods_of_another(tm
         await api.request("POST", path.format("b"), {}, job="j")
         assert len(served) < 100
         await deletions
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        pytest.param({"x": [[]] * 200_000}, "more than 75000 values", id="values"),
+        pytest.param({"x": "<" * 5_000_000}, "larger than 4194304 bytes", id="bytes"),
+    ],
+)
+async def test_an_object_that_its_author_made_too_large_is_not_read(
+    more: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"metadata": {"name": "x"}, "spec": more})
+
+    async with answering(answer, tmp_path) as api:
+        with pytest.raises(UnreadableError, match=why):
+            await api.request("GET", "/api/v1/namespaces/team/configmaps/x")
+
+
+async def test_large_objects_are_not_decoded_together(tmp_path: Path) -> None:
+    """Fourteen are read at the same time, and one character makes the text of each four times as large in memory."""
+    text = ('{"spec":"\U0001f600' + "x" * 2_000_000 + '"}').encode()
+    begun, end = 0, asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal begun
+        out = web.StreamResponse()
+        await out.prepare(request)
+        await out.write(text[:-1])
+        begun += 1
+        if begun == 14:
+            end.set()
+        await end.wait()
+        await out.write(text[-1:])
+        return out
+
+    async def read(number: int) -> None:
+        await api.request("GET", f"/api/v1/namespaces/t{number}/configmaps/x")
+
+    async with answering(answer, tmp_path, parallel=16) as api:
+        tracemalloc.start()
+        try:
+            await asyncio.gather(*(read(number) for number in range(14)))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 100_000_000

@@ -161,3 +161,14 @@ async def test_one_of_many_values_is_not_decoded_in_a_list_either(fat: bytes) ->
         await decode(b'{"items":[' + small + b"," + fat + b"]}")
     read = await decode(b'{"items":[' + small + b", " + fat + b" ," + small + b"]}", reduce=len)
     assert read["items"] == [json.loads(small), len(fat), json.loads(small)]
+
+
+@pytest.mark.parametrize("member", [b'"spec"', b'"metadata"'])
+async def test_one_of_many_values_is_not_decoded_alone_either(member: bytes) -> None:
+    """What a write is answered with, or a read of one object, is as large as its author made it."""
+    fat = b'{"kind":"X",' + member + b':{"data":{' + MANY + b",no JSON}}}"
+    with pytest.raises(ValueError, match="more than 75000 values"):
+        await decode(fat)
+    assert await decode(fat, reduce=len) == len(fat)
+    for large in (LARGEST_JOB, FULL_OF_COMMAS):
+        assert await decode(large) == json.loads(large)

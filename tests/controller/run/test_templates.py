@@ -73,6 +73,10 @@ class Server:
         conditions = self.job.get("status", {}).get("conditions", [])
         return next((dict(c) for c in conditions if c["type"] == "Degraded" and c["status"] == "True"), {})
 
+    def told(self, reason: str) -> str:
+        conditions = self.job.get("status", {}).get("conditions", [])
+        return next((str(c["message"]) for c in conditions if c["reason"] == reason), "")
+
 
 async def see(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
@@ -150,3 +154,25 @@ async def test_the_job_of_another_manager_is_not_looked_after(tmp_path: Path) ->
         await see(lambda: passes)
         await operator.controller.stop()
     assert (passes[0], server.asked) == ("managed by x/y", [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        pytest.param({"x": [[]] * 300_000}, "more than 75000 values", id="values"),
+        pytest.param({"x": "<" * 1_000_000}, "larger than 524288 bytes", id="bytes"),
+        pytest.param({"x": [0] * 30_000}, "spec has more than 20000 values", id="a few too many"),
+    ],
+)
+async def test_a_template_that_is_far_too_large_is_told_and_not_kept(
+    spec: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    """Each job that waits for it reads it: eighty of them would take more memory than the operator has."""
+    server = Server({"replicas": 1, "templateRef": {"name": "small"}})
+    server.templates = {"t": {"template": POD, **spec}}
+    async with answering(server.answer, tmp_path) as api:
+        operator = await start(api, server)
+        await see(lambda: server.told("InvalidSpec"))
+        assert "ElasticJobTemplate small of namespace t" in server.told("InvalidSpec")
+        assert why in server.told("InvalidSpec")
+        await operator.controller.stop()
