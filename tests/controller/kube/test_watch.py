@@ -124,7 +124,9 @@ def test_a_watch_that_breaks_is_made_again(script: list[bytes], next_version: st
 
 async def test_others_are_heard_between_events_that_have_arrived_together(tmp_path: Path) -> None:
     """A tenant who changes a thousand pods at once must not occupy the loop until all of them are read."""
-    laps, told = 0, []
+    laps = 0
+    told: list[int] = []
+    all_told = asyncio.Event()
 
     async def count_laps() -> None:
         nonlocal laps
@@ -135,13 +137,14 @@ async def test_others_are_heard_between_events_that_have_arrived_together(tmp_pa
     def take_long(kind: str, raw: Any) -> None:
         told.append(laps)
         time.sleep(1.5 * SECONDS)
+        if len(told) == 20:
+            all_told.set()
 
     server = Server([b"".join(event(f"p{number}", 11 + number) for number in range(20))])
     async with answering(server.answer, tmp_path) as api:
         watch = Watch(api, PATH, replace=lambda items, version: None, apply=take_long)
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(count_laps())]
-        while len(told) < 20:
-            await asyncio.sleep(SECONDS)
+        await all_told.wait()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
