@@ -25,6 +25,7 @@ from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
+from elasticjob_operator.kube.kopf_session import reduce_item
 from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
@@ -32,7 +33,7 @@ from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.plan.reporting import Event, observe
 from elasticjob_operator.recent import Recent
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
 
 logger = logging.getLogger(__name__)
@@ -230,14 +231,16 @@ class Applier:
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
         """Write the job or its status. What nobody waits for takes turns with everybody's pods."""
         urgency = Urgency.NOW if plan.is_awaited else Urgency.NORMAL
-        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=urgency, job=job.name)
+        raw = await self._api.request(
+            *("PATCH", path, body), content_type=MERGE_PATCH, urgency=urgency, job=job.name, reduce=reduce_item
+        )
         self._cache.put_job(raw)
         return raw
 
     async def _confirm(self, job: Job) -> None:
         """Raises ApiError if the job no longer exists or is being deleted."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
-        raw = await self._api.request("GET", path, urgency=Urgency.NOW)
+        raw = await self._api.request("GET", path, urgency=Urgency.NOW, reduce=reduce_item)
         self._cache.put_job(raw)
         metadata = raw["metadata"]
         if metadata["uid"] != job.uid or metadata.get("deletionTimestamp") is not None:
@@ -280,6 +283,8 @@ class Applier:
         """The name is taken: read the pod, which is either this job's (not in the cache yet) or another's."""
         try:
             raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
+        except UnreadableError:  # none that the operator has made
+            raise refusals.name_taken("pod", name) from None
         except ApiError as error:
             if error.status == 404:
                 self._held.add(job.key)  # it has gone since, and nothing else might wake the job
@@ -332,7 +337,10 @@ class Applier:
     async def _update(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         """The name is taken: update the object to match `body` if it belongs to this job."""
         path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace, child.name)
-        found = await self._api.request("GET", path)
+        try:
+            found = await self._api.request("GET", path)
+        except UnreadableError:  # none that the operator has made
+            raise refusals.name_taken(str(child.kind), child.name) from None
         if ownership.owner_of(found["metadata"])[1] != job.uid:
             raise refusals.name_taken(str(child.kind), child.name)
         change = manifests.correct_child(child.kind, found, body)
@@ -349,9 +357,14 @@ class Applier:
         self._cache.drop_child(child.kind.value, job.namespace, job.name, child.name)
 
     async def _unless_gone(self, job: Job, call: Awaitable[Any]) -> Any:
-        """Treat 404 (already deleted) and 409 (another UID, so the object was replaced) as success."""
+        """Treat 404 (already deleted) and 409 (another UID, so the object was replaced) as success.
+
+        So is an answer that cannot be read: it was given to a request that was carried out.
+        """
         try:
             return await call
+        except UnreadableError:
+            return None
         except ApiError as error:
             if error.status in (404, 409):
                 return None

@@ -17,7 +17,7 @@ from elasticjob_operator.model.ownership import POD, Dependent
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan import children
 from elasticjob_operator.plan.values import Kind
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.request import path_of
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ async def _delete(api: Api, cache: Cache, served: Served, key: JobKey, one: Depe
     urgency = Urgency.NORMAL if one.kind == POD else Urgency.LATER
     try:
         raw = await api.request("DELETE", path, body, urgency=urgency, job=key[1])
+    except UnreadableError:
+        raw = None  # it was carried out
     except ApiError as error:
         if error.status not in (404, 409):
             raise

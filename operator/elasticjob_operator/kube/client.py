@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -16,17 +16,29 @@ from kubernetes.aio import client, config
 
 from elasticjob_operator.api import names
 from elasticjob_operator.kube.clock import ClusterClock
-from elasticjob_operator.kube.fair_queue import Slots, Urgency
+from elasticjob_operator.kube.fair_queue import Owner, Slots, Urgency
 from elasticjob_operator.kube.leadership import Leadership
 from elasticjob_operator.kube.token_file import TokenFile
 from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_error, no_reply
-from elasticjob_operator.rest.json_stream import Head, Lines, Take, Unreadable, decode, ignore, keep
+from elasticjob_operator.rest.json_stream import (
+    LARGE_BYTES,
+    Head,
+    Lines,
+    Take,
+    TooManyError,
+    Unreadable,
+    decode,
+    ignore,
+    keep,
+)
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
 from elasticjob_operator.turn import Turn
 
 # Limit for a response and for a watch event. Objects may have 1.5 MB, and in JSON each byte may become six.
 LARGEST_BYTES = 2**24
+# For one object that is read alone: the largest that makes sense has half as much, and many may be read at once.
+MOST_OBJECT_BYTES = 2**22
 READS = ("GET", "HEAD")
 FREE_TO_ALL = ("leases", "tokenreviews")  # the first makes a replica the leader; the second changes nothing
 Observer = Callable[[str, str, int, float], None]  # verb, resource, status code (0: no reply), seconds
@@ -48,6 +60,7 @@ class Api:
     def __init__(self, transport: Transport, *, parallel: int = 32, timeout: float = 30.0) -> None:
         self._transport = transport
         self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
+        self._decoding = Slots(1)  # of large bodies, whose text takes several times as much memory
         self._timeout = timeout
         self.leadership = Leadership()
         self.clock = ClusterClock()
@@ -97,47 +110,53 @@ class Api:
         urgency: Urgency = Urgency.NORMAL,
         accept: str = JSON,
         job: str = "",
-        most_bytes: int = LARGEST_BYTES,
+        most_bytes: int = MOST_OBJECT_BYTES,
+        reduce: Callable[[str], Any] | None = None,
     ) -> Any:
         """Send a request and decode the response. `job` is the owner of the request for fair queueing.
 
         Raises ApiError for an error response, or if there is none within `timeout` seconds.
-        Raises UnreadableError if the response is larger than `most_bytes` or not JSON.
+        Raises UnreadableError if the response is larger than `most_bytes`, not JSON, or has too many values: see
+        `reduce` of `json_stream.decode`. A write has been made even so.
         Raises NotLeadingError, without sending anything, for a write while this replica does not lead.
         """
         request = Request(method, path, query=query, body=body, content_type=content_type, accept=accept)
-        data = await self._ask(request, urgency, job, timeout, most_bytes)
-        return await decode_body(data, request.title) if data else {}
+        owner = (namespace_of(path), job)
+        async with self._slot(owner, urgency):  # until it is decoded: no more bodies wait for that than there are slots
+            data = await self._ask(request, timeout, most_bytes)
+            if len(data) <= LARGE_BYTES:
+                return await decode_body(data, request.title) if data else {}
+            await self._decoding.acquire(owner)
+            try:
+                return await decode_body(data, request.title, reduce=reduce)
+            finally:
+                self._decoding.release(owner)
 
     async def fetch(self, path: str, query: Query, accept: str) -> bytearray:
         """The body of a GET, for `decode_body`. Raises ApiError; UnreadableError if it is too large."""
-        return await self._ask(Request("GET", path, query=query, accept=accept))
+        async with self._slot((namespace_of(path), ""), Urgency.NORMAL):
+            return await self._ask(Request("GET", path, query=query, accept=accept), None, LARGEST_BYTES)
 
-    async def _ask(
-        self,
-        request: Request,
-        urgency: Urgency = Urgency.NORMAL,
-        job: str = "",
-        timeout: float | None = None,
-        most_bytes: int = LARGEST_BYTES,
-    ) -> bytearray:
-        """The body of the response."""
-        method, path = request.method, request.path
-        owner = (namespace_of(path), job)
+    @contextlib.asynccontextmanager
+    async def _slot(self, owner: Owner, urgency: Urgency) -> AsyncIterator[None]:
         await self._slots.acquire(owner, urgency)
         try:
-            status, started = 0, time.monotonic()
-            try:
-                limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_SECONDS)
-                response = await self._send(request, limit)
-                status = response.status
-                data = await _read(response, request.title, most_bytes)
-            except NO_ANSWER as error:
-                raise no_reply(request.title, error) from error
-            finally:
-                self._observe(method, path, status, time.monotonic() - started)
+            yield
         finally:
             self._slots.release(owner, urgency)
+
+    async def _ask(self, request: Request, timeout: float | None, most_bytes: int) -> bytearray:
+        """The body of the response."""
+        status, started = 0, time.monotonic()
+        try:
+            limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_SECONDS)
+            response = await self._send(request, limit)
+            status = response.status
+            data = await _read(response, request.title, most_bytes)
+        except NO_ANSWER as error:
+            raise no_reply(request.title, error) from error
+        finally:
+            self._observe(request.method, request.path, status, time.monotonic() - started)
         if status >= 400:
             raise decode_error(status, data, response.headers.get("Retry-After"))
         return data
@@ -223,9 +242,17 @@ async def _read(response: aiohttp.ClientResponse, what: str, most_bytes: int = L
     return data
 
 
-async def decode_body(data: bytearray, what: str, take: Take = keep, head: Head = ignore) -> Any:
+async def decode_body(
+    data: bytearray,
+    what: str,
+    take: Take = keep,
+    head: Head = ignore,
+    reduce: Callable[[str], Any] | None = None,
+) -> Any:
     """The value of the response to `what`: see `json_stream.decode`. Raises UnreadableError."""
     try:
-        return await decode(data, take, head)
+        return await decode(data, take, head, reduce)
+    except TooManyError as error:
+        raise UnreadableError(what, f"the response has {error}") from None
     except (ValueError, RecursionError) as error:
         raise UnreadableError(what, f"the response is not valid JSON: {type(error).__name__}") from None

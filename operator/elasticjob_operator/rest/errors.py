@@ -46,6 +46,7 @@ class UnreadableError(ApiError):
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(0, "Unreadable", f"{what}: {why}")
+        self.why = why
 
 
 def no_reply(what: str, error: Exception) -> ApiError:

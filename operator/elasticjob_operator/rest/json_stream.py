@@ -82,7 +82,8 @@ class Lines:
         self._parts, self._size, self._head = [], 0, b""
         if size > self._longest:
             return Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
-        if size > LARGE_BYTES and has_too_many_values(text := line.decode(errors="replace")):
+        is_suspect = size > LARGE_BYTES and _count_marks(line) > MOST_VALUES
+        if is_suspect and has_too_many_values(text := line.decode(errors="replace")):
             return self._reduce(text) or Unreadable(find_name(line), TOO_MANY)
         return line
 
@@ -114,6 +115,11 @@ def has_too_many_values(text: str) -> bool:
     return _count_values("".join(parts[::2])) > MOST_VALUES
 
 
+def _count_marks(line: bytes) -> int:
+    """The same before it is made text, which takes long where one character makes all others as large as itself."""
+    return line.count(b",") + line.count(b"{") + line.count(b"[")
+
+
 def _count_values(text: str) -> int:
     return text.count(",") + text.count("{") + text.count("[")
 
@@ -136,7 +142,7 @@ class _Reader:
         self.skip()
 
     async def item(self, turn: Turn) -> Any:
-        """The next value of a list. Raises ValueError, also for one of too many values, or RecursionError."""
+        """The next value. Raises ValueError, also for one of too many values, or RecursionError."""
         begin, some = self._at, self._text[self._at : self._at + SMALL]
         try:
             value, size = self._decoder.raw_decode(some)
@@ -223,19 +229,29 @@ async def decode(
 
     Each item of a list is replaced by what `take` makes of it, as soon as it is decoded: what `take` does not keep is
     freed. `head` gets the list's metadata, which most lists begin with, before their items are decoded. Both may have
-    been called when the rest of the response turns out to be invalid. An item of too many values is what `reduce`
-    makes of its text; without `reduce`, the response is invalid.
+    been called when the rest of the response turns out to be invalid. An item of too many values, or a response that
+    is no list and has too many in one of its members, is what `reduce` makes of its text; without `reduce`, the
+    response is invalid.
     """
-    reader = _Reader(data.decode()) if len(data) > LARGE_BYTES else None
+    text = data.decode() if len(data) > LARGE_BYTES else ""
+    reader = _Reader(text) if text else None
     if reader is None or not reader.take("{"):
         return await _convert(json.loads(data), take, head)
     await asyncio.sleep(0)  # to make text of a long response takes long
     value: dict[str, Any] = {}
+    turn = Turn()
     for _ in reader.members("}"):
         name = reader.value()
         reader.expect(":")
-        is_list = name == "items" and reader.take("[")
-        value[name] = await _decode_items(reader, take, reduce) if is_list else reader.value()
+        if name == "items" and reader.take("["):
+            value[name] = await _decode_items(reader, take, reduce)
+            continue
+        try:
+            value[name] = await reader.item(turn)
+        except TooManyError:
+            if reduce is None:
+                raise
+            return reduce(text)
         if name == "metadata":
             await head(value[name])
     reader.end()

@@ -24,6 +24,7 @@ from elasticjob_operator.integrations.queue import Queue
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
+from elasticjob_operator.kube.kopf_session import reduce_item
 from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model import contests
@@ -400,7 +401,7 @@ class Controller:
     async def _look_again(self, key: JobKey) -> None:
         path = path_of(names.API_VERSION, names.PLURAL, *key)
         try:
-            self._cache.put_job(await self._api.request("GET", path))
+            self._cache.put_job(await self._api.request("GET", path, reduce=reduce_item))
         except ApiError as error:
             known = self._cache.jobs.get(key)
             if error.status == 404 and known is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from elasticjob_operator.api import names
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.templates import taking
+
+# Many times what a template may have: its text may take six bytes for one, and kubectl keeps it in an annotation.
+MOST_BYTES: Final = 2**19
 
 
 class Templates:
@@ -27,7 +32,10 @@ class Templates:
         for place in places:
             path = path_of(names.API_VERSION, names.TEMPLATE_PLURAL, place, awaited.name)
             try:
-                return taking.read_template(await self._api.request("GET", path, job=job.name))
+                raw = await self._api.request("GET", path, job=job.name, most_bytes=MOST_BYTES)
+                return taking.read_template(raw)
+            except UnreadableError as error:
+                return taking.refuse(awaited.name, place, f"cannot be read: {error.why}: remove what is not needed")
             except ApiError as error:
                 if error.status == 403:
                     forbidden.append(place)

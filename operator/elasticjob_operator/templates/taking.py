@@ -71,16 +71,29 @@ def find_awaited(spec: object, status: api.Status) -> Awaited | None:
     return Awaited(name, spec)
 
 
-def read_template(raw: Mapping[str, Any]) -> Found:
-    """The template from an object of the API server."""
+def read_template(raw: Mapping[str, Any]) -> Found | Refusal:
+    """The template from an object of the API server, unless it is too large to be kept while a pass lasts."""
     metadata, spec = raw["metadata"], raw.get("spec")
+    namespace, name = str(metadata["namespace"]), str(metadata["name"])
+    excess = bounds.find_excess(spec, bounds.MOST_TEMPLATE_BYTES, "move large texts into a ConfigMap")
+    if excess:
+        return refuse(name, namespace, f"spec {excess}")
     return Found(
-        namespace=str(metadata["namespace"]),
-        name=str(metadata["name"]),
+        namespace=namespace,
+        name=name,
         uid=str(metadata.get("uid", "")),
         generation=numerals.read_count(metadata.get("generation")) or 0,
         spec=spec if isinstance(spec, Mapping) else {},
     )
+
+
+def refuse(name: str, namespace: str, why: str) -> Refusal:
+    """For a template that no job can take."""
+    return Refusal("InvalidSpec", f"{_title(name, namespace)}: {why}")
+
+
+def _title(name: str, namespace: str) -> str:
+    return f"{names.TEMPLATE_KIND} {name} of namespace {namespace}"
 
 
 def describe_missing(name: str, namespaces: Iterable[str], forbidden: Iterable[str] = ()) -> Refusal:
@@ -97,14 +110,11 @@ def describe_missing(name: str, namespaces: Iterable[str], forbidden: Iterable[s
 
 def take(awaited: Awaited, found: Found) -> api.TemplateStatus | Refusal:
     """What the job keeps of the template, if both together are a valid spec."""
-    title = f"{names.TEMPLATE_KIND} {found.name} of namespace {found.namespace}"
-    excess = bounds.find_excess(found.spec, bounds.MOST_TEMPLATE_BYTES, "move large texts into a ConfigMap")
-    if excess:
-        return Refusal("InvalidSpec", f"{title}: spec {excess}")
     merged = merge(found.spec, awaited.spec)
     try:
         api.parse_spec(api.without(merged.spec, api.find_unknown(merged.spec)))
     except api.InvalidJobError as error:
+        title = _title(found.name, found.namespace)
         return Refusal("InvalidSpec", f"together with {title}: {error}: correct the job or the template")
     return api.TemplateStatus(
         namespace=found.namespace,

@@ -21,7 +21,7 @@ REF = {"kind": "ElasticJobTemplate", "name": "gpu-8"}
 OF_TEMPLATE = {"elasticPolicy": {"maxReplicas": 4}, "health": {"preflight": "Node"}, "template": TEMPLATE}
 
 
-def found(spec: Any = OF_TEMPLATE, **fields: Any) -> taking.Found:
+def found(spec: Any = OF_TEMPLATE, **fields: Any) -> taking.Found | taking.Refusal:
     metadata = {"namespace": "shared", "name": "gpu-8", "uid": "t", "generation": 3, **fields}
     return taking.read_template({"metadata": metadata, "spec": spec})
 
