@@ -169,3 +169,26 @@ def test_a_dropped_field_is_told(cluster: Cluster, operator: OperatorProcess, na
     told = jobs.await_condition("typo", "Warning")
     assert (told["reason"], "did you mean spec.replicas?" in told["message"]) == ("FieldDropped", True)
     wait_for(lambda: "FieldDropped" in dict(jobs.events("typo")), "an event tells it too")
+
+
+def test_a_finalizer_of_the_library_that_watches_jobs_stays(
+    cluster: Cluster, operator: OperatorProcess, namespace: str
+) -> None:
+    """kopf would remove one of its own, past the check that only the leader writes."""
+    jobs, theirs = Jobs(cluster, namespace), ["kopf.zalando.org/KopfFinalizerMarker"]
+    made = jobs.create("kept", light_spec(runPolicy={"suspend": True}))
+    try:
+        jobs.kube.request("PATCH", f"{jobs.path}/kept", {"metadata": {"finalizers": theirs}}, content_type=MERGE)
+        for again in ("once", "twice"):  # a job's events are handled one after the other
+            change = {"metadata": {"annotations": {"again": again}}, "spec": {"elasticPolicy": {"minReplicas": 2}}}
+            jobs.kube.request("PATCH", f"{jobs.path}/kept", change, content_type=MERGE)
+            jobs.await_condition("kept", "Suspended")
+        jobs.delete("kept")
+        wait_for(lambda: "deletionTimestamp" in jobs.get("kept").get("metadata", {"deletionTimestamp": ""}), "it goes")
+        jobs.create("next", light_spec(runPolicy={"suspend": True}))
+        jobs.await_condition("next", "Suspended")
+        left = jobs.get("kept").get("metadata", {})
+        assert (left.get("uid"), left.get("finalizers")) == (made["metadata"]["uid"], theirs)
+    finally:
+        with contextlib.suppress(KubeError):
+            jobs.kube.request("PATCH", f"{jobs.path}/kept", {"metadata": {"finalizers": []}}, content_type=MERGE)
