@@ -13,11 +13,12 @@ from elasticjob_operator.apply import events
 from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, integration
+from elasticjob_operator.kube import client
 from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.rest import json_stream
-from elasticjob_operator.run import metrics, otlp, overdue_pods, quiet_pods, tracing
+from elasticjob_operator.run import metrics, otlp, overdue_pods, quiet_pods, templates, tracing
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
 LIMITS = {
@@ -32,6 +33,8 @@ LIMITS = {
     "amounts of resources that a pod names": podtemplate.MOST_AMOUNTS,
     "processes of a pod": podtemplate.MOST_PROCESSES,
     "values in an object of the API server": json_stream.MOST_VALUES,
+    "bytes of an object of the API server that is read alone": client.MOST_OBJECT_BYTES,
+    "bytes of an ElasticJobTemplate with its metadata, as JSON": templates.MOST_BYTES,
     "sizes of a job that the pool compares": rounds.MOST_SIZES,
     "bytes of an agent's message": wire.MAX_MESSAGE_BYTES,
     "characters of a condition's message": reporting.MOST_MESSAGE,
