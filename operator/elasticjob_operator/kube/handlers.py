@@ -21,6 +21,8 @@ from elasticjob_operator.kube.garbage import Garbage
 from elasticjob_operator.kube.intake import Intake
 
 _LET_GO_SECONDS = 0.1  # by then kopf is through with an event
+# No object has it. kopf removes its own finalizer, in every replica, wherever somebody has written it.
+NO_FINALIZER = ""
 
 Credentials = Callable[[], Awaitable[kopf.AiohttpSession]]
 
@@ -97,6 +99,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # kopf would write events without the leadership check
     settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.finalizer = NO_FINALIZER
     settings.scanning.disabled = True
     settings.watching.server_timeout = 240
     settings.watching.chunk_size = 5  # jobs may be large, and kopf holds all of a page
