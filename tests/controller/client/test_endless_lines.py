@@ -1,0 +1,55 @@
+"""A pod may write a line without an end; whoever reads its log must not keep all of it."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from controller.api_fixture import kubeconfig
+from elasticjob_operator.client.connection import connect
+from elasticjob_operator.client.logs import read_pod
+from elasticjob_operator.client.model import Pod
+
+pytestmark = pytest.mark.timeout(60)
+MOST_LINE = 2**20  # bytes
+STAMP = "2026-01-01T00:00:00.5Z"
+PIECE = b"x" * 2**16
+
+
+@pytest.mark.parametrize("pieces", [1, 400], ids=["an ordinary line", "25 MiB"])
+async def test_of_a_line_without_an_end_its_beginning_is_kept(pieces: int, tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        out = web.StreamResponse()
+        await out.prepare(request)
+        await out.write(f"{STAMP} begins ".encode())
+        for _ in range(pieces):
+            await out.write(PIECE)
+        await out.write(f"\n{STAMP} next\n{STAMP} last".encode())
+        return out
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    pod = Pod({"metadata": {"name": "j-worker-0", "uid": "u"}, "spec": {"containers": [{"name": "w"}]}})
+    async with TestServer(app) as server:
+        config = tmp_path / "kubeconfig"
+        config.write_text(json.dumps(kubeconfig(str(server.make_url("")).rstrip("/"))))
+        connection = await connect(str(config))
+        tracemalloc.start()
+        try:
+            lines = [line async for line in read_pod(connection, pod, "t", follow=True, tail=None)]
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            await connection.close()
+    assert [stamp for stamp, _ in lines] == [STAMP] * 3
+    long, *others = [text for _, text in lines]
+    assert others == ["next", "last"]
+    whole = "begins " + "x" * (pieces * len(PIECE))
+    assert long == whole if len(whole) < MOST_LINE else long.startswith("begins x") and long.endswith("x…")
+    assert len(long) <= MOST_LINE
+    assert most < 12_000_000
