@@ -10,6 +10,7 @@ from elasticjob.launch import leading
 from elasticjob.peers import transport
 from elasticjob_operator.api import bounds, podtemplate, wire
 from elasticjob_operator.apply import events
+from elasticjob_operator.client import logs
 from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, integration
@@ -58,6 +59,7 @@ LIMITS = {
     "modules of a script whose imports are made before its workers start": leading.MAX_FILES,
     "streams of a dashboard": streams.MOST_STREAMS,
     "streams of one viewer of a dashboard": streams.MOST_OF_ONE,
+    "bytes of a line of a log": logs.MOST_LINE,
     "files of a code folder": bundle.MOST_FILES,
     "bytes of a code folder": bundle.MOST_BYTES,
     "spans that wait for a collector of traces": otlp.MOST_WAITING,

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,34 @@ _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/name
 _ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=CONNECT_SECONDS)
 _TRIES: Final = 10  # like kubectl
 _STREAM: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+
+
+class _Lines:
+    """Splits a stream into lines. Of one that is too long, only its beginning is in memory: it may have no end."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def split(self, chunk: bytes) -> Iterator[str]:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            self._add(end)
+            yield self.end()
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._parts.append(part[: max(0, self._longest - self._size)])
+        self._size += len(part)
+        if not self._parts[-1]:
+            self._parts.pop()
+
+    def end(self) -> str:
+        """The line as far as it has arrived."""
+        line, is_cut = b"".join(self._parts).decode("utf-8", "replace"), self._size > self._longest
+        self._parts, self._size = [], 0
+        return f"{line[:-1]}…" if is_cut else line
 
 
 class Connection:
@@ -70,19 +98,18 @@ class Connection:
         parsed = await json_stream.decode(data, take, reduce=json.loads)
         return parsed if isinstance(parsed, dict) else {}
 
-    async def stream_lines(self, request: Request) -> AsyncGenerator[str, None]:
-        """The lines of a streaming response. Lines may be of any length: an object of 1,000 members is one line."""
-        rest = b""
+    async def stream_lines(self, request: Request, longest: int) -> AsyncGenerator[str, None]:
+        """The lines of a streaming response. One of more bytes than `longest` is cut, and ends in an ellipsis."""
+        lines = _Lines(longest)
         try:
             async with self._answer(request, _STREAM) as response:
                 async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        yield line.decode("utf-8", "replace")
+                    for line in lines.split(chunk):
+                        yield line
         except aiohttp.ClientPayloadError:  # the server closed the connection early: treated as the end
             pass
-        if rest:
-            yield rest.decode("utf-8", "replace")
+        if rest := lines.end():
+            yield rest
 
     @contextlib.asynccontextmanager
     async def _answer(self, request: Request, timeout: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -15,6 +15,7 @@ _PAGE: Final = 500
 _FEWER: Final = 8  # times, where these are too many bytes
 MOST_BYTES: Final = 2**25  # of a page of more than one object
 _WATCH_SECONDS: Final = 240
+_MOST_EVENT: Final = 2**26  # bytes: no object that the API server stores has as many
 
 Query = tuple[tuple[str, str], ...]
 _FROM_CACHE: Final[Query] = (("resourceVersion", "0"),)
@@ -62,7 +63,7 @@ async def stream_changes(
 ) -> AsyncGenerator[Change, None]:
     """The changes of jobs since this version, until the server ends the watch. Raises ClientError."""
     options = (("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_SECONDS)))
-    async for line in connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options))):
+    async for line in connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options)), _MOST_EVENT):
         change = rules.parse_change(line, keep)
         if change is not None:
             yield change

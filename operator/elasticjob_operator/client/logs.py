@@ -20,6 +20,7 @@ from elasticjob_operator.times import format_time, parse_time
 
 _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 _LOOK_EVERY: Final = 1.0
+MOST_LINE: Final = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ async def read_pod(
     query += [("sinceTime", since)] if since else []
     path = path_of("v1", "pods", namespace, pod.name, "log")
     request = Request("GET", path, f"logs of pod {pod.name}", tuple(query), accept="*/*")
-    async for line in connection.stream_lines(request):
+    async for line in connection.stream_lines(request, MOST_LINE):
         yield split_stamp(line)
 
 

@@ -12,11 +12,10 @@ from aiohttp.test_utils import TestServer
 
 from controller.api_fixture import kubeconfig
 from elasticjob_operator.client.connection import connect
-from elasticjob_operator.client.logs import read_pod
+from elasticjob_operator.client.logs import MOST_LINE, read_pod
 from elasticjob_operator.client.model import Pod
 
 pytestmark = pytest.mark.timeout(60)
-MOST_LINE = 2**20  # bytes
 STAMP = "2026-01-01T00:00:00.5Z"
 PIECE = b"x" * 2**16
 
