@@ -19,7 +19,7 @@ def quiet_pods(hub: FakeHub) -> set[str]:
     return {pod for _, pod, message in list(hub.history) if message.get("state", {}).get("quiet")}
 
 
-@pytest.mark.parametrize("aside", ["nothing", "log"])
+@pytest.mark.parametrize("aside", ["nothing", "log", "session", "session of three steps"])
 def test_a_hang_in_the_first_seconds_is_noticed(hub: FakeHub, pods: Pods, aside: str) -> None:
     for number in range(2):
         pods.start(f"pod-{number}", str(PROGRAM), aside, env=LIMIT)

@@ -8,6 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
+import elasticjob
+
 BURN = """
 import time
 while True:
@@ -26,6 +28,19 @@ def write_log() -> None:
             time.sleep(1)
 
 
+def train(steps: int) -> None:
+    """A session that makes so many steps, or hangs in its first one."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = elasticjob.Session(model=model, optimizer=optimizer)
+    while True:
+        with session.step():
+            if session.rank == 1 and session.committed + 1 >= steps:
+                time.sleep(3600)
+            session.backward(session.model(torch.ones(1, 2)).sum())
+            optimizer.step()
+
+
 def main() -> None:
     aside = sys.argv[1]
     if aside == "thread":
@@ -34,6 +49,8 @@ def main() -> None:
         subprocess.Popen([sys.executable, "-c", BURN])
     elif aside == "log":
         threading.Thread(target=write_log, daemon=True).start()
+    if aside.startswith("session"):
+        train(0 if aside == "session" else 3)
     dist.init_process_group("gloo")
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
