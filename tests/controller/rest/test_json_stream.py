@@ -132,6 +132,15 @@ def test_one_of_many_values_is_not_parsed() -> None:
     assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
 
 
+def test_numbers_with_a_fraction_count_more() -> None:
+    """One of seventeen digits takes three times as long as a short key. Those within texts are none."""
+    numbers = b"1.2345678901234567e-300," * 60_000 + b"0"
+    line = NAMED + b',"data":[' + numbers + b"]}}\n"
+    assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
+    text = NAMED + b',"data":["' + numbers + b'"]}}\n'
+    assert list(Lines(2**21).feed(text)) == [json.loads(text)]
+
+
 def test_an_object_whose_labels_are_too_many_is_named_by_what_comes_after_them() -> None:
     """The API server sorts the metadata of a job. Labels that look like its name are not taken for it."""
     labels = {f"l{number}": "" for number in range(80_000)} | {"name": "liar", "namespace": "other"}
