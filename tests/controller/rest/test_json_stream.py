@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -181,3 +182,34 @@ async def test_one_of_many_values_is_not_decoded_alone_either(member: bytes) -> 
     assert await decode(fat, reduce=len) == len(fat)
     for large in (LARGEST_JOB, FULL_OF_COMMAS):
         assert await decode(large) == json.loads(large)
+
+
+async def test_one_character_does_not_make_a_list_four_times_as_large() -> None:
+    """Five jobs that a tenant wrote for that would take most of the operator's memory, each time that it starts."""
+    items = [{"metadata": {"name": f"p{number}"}, "text": "\U0001f600" + "x" * 250_000} for number in range(20)]
+    data = json.dumps({"items": items, "x": "ä"}, ensure_ascii=False).encode()
+    tracemalloc.start()
+    try:
+        read = await decode(data, take=lambda item: len(item["text"]))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read == {"items": [250_001] * 20, "x": "ä"}
+    assert most < 2.5 * len(data)
+
+
+@pytest.mark.parametrize("text", ["ä€\U0001f600", "ä" * LARGE_BYTES, '\\u00e4"ä' * 9000])
+async def test_what_is_no_ascii_is_read(text: str) -> None:
+    value = {
+        "kind": text,
+        "items": [text, {text: [text]}, 1, {"a": [{"b": text}, text]}],
+        "spec": {"ä": text},
+        "x": LONG,
+    }
+    for indent in (None, 1):
+        assert await decode(json.dumps(value, ensure_ascii=False, indent=indent).encode()) == value
+
+
+async def test_what_is_no_utf8_cannot_be_read() -> None:
+    with pytest.raises(ValueError):
+        await decode(b'{"x":"' + LONG.encode() + b'","items":[{"a":"\xff"}]}')
