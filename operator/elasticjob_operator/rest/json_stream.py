@@ -134,10 +134,14 @@ class TooManyError(ValueError):
 
 
 class _Reader:
-    """A JSON text, read value by value."""
+    """A JSON text, read value by value.
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    It is held with a character for each byte: one that is none of ASCII would make all of them two or four times as
+    large. Only the values that have such characters are made text of their own.
+    """
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._text = data.decode("latin-1")
         self._decoder = json.JSONDecoder()
         self._at = 0
         self.skip()
@@ -146,7 +150,7 @@ class _Reader:
         """The next value. Raises ValueError, also for one of too many values, or RecursionError."""
         begin, some = self._at, self._text[self._at : self._at + SMALL]
         try:
-            value, size = self._decoder.raw_decode(some)
+            value, size = self._decoder.raw_decode(some) if some.isascii() else (None, len(some))
         except ValueError:
             size = len(some)
         if size < len(some):
@@ -155,12 +159,13 @@ class _Reader:
             return value
         end = await self._find_end(turn)
         await turn.pause()
-        if end - begin > LARGE_BYTES and has_too_many_values(text := self._text[begin:end]):
+        text = self._text[begin:end]
+        if end - begin > LARGE_BYTES and has_too_many_values(text):
             self._at = end
             self.skip()
-            raise TooManyError(text)
+            raise TooManyError(_read_utf8(text))
         await turn.pause()
-        return self.value()
+        return self.value() if text.isascii() else self._value_of(_read_utf8(text), end)
 
     async def _find_end(self, turn: Turn) -> int:
         """The end of an object or a list; of anything else, and where there is none, what `value` makes an error of."""
@@ -193,6 +198,13 @@ class _Reader:
         self.skip()
         return value
 
+    def _value_of(self, text: str, end: int) -> Any:
+        """The next value, which ends there. Raises ValueError or RecursionError."""
+        value, size = self._decoder.raw_decode(text)
+        self._at = end if size == len(text) else self._at + len(text[:size].encode())
+        self.skip()
+        return value
+
     def members(self, end: str) -> Iterator[None]:
         """Yield once for each member of the current list or object. Raises ValueError if a comma is missing."""
         if self.take(end):
@@ -209,6 +221,11 @@ class _Reader:
     def end(self) -> None:
         if self._at != len(self._text):
             raise ValueError("more than one value")
+
+
+def _read_utf8(text: str) -> str:
+    """Text of which each character is a byte. Raises ValueError."""
+    return text.encode("latin-1").decode()
 
 
 Take = Callable[[Any], Any]
@@ -234,8 +251,7 @@ async def decode(
     is no list and has too many in one of its members, is what `reduce` makes of its text; without `reduce`, the
     response is invalid.
     """
-    text = data.decode() if len(data) > LARGE_BYTES else ""
-    reader = _Reader(text) if text else None
+    reader = _Reader(data) if len(data) > LARGE_BYTES else None
     if reader is None or not reader.take("{"):
         return await _convert(json.loads(data), take, head)
     await asyncio.sleep(0)  # to make text of a long response takes long
@@ -252,7 +268,7 @@ async def decode(
         except TooManyError:
             if reduce is None:
                 raise
-            return reduce(text)
+            return reduce(data.decode())
         if name == "metadata":
             await head(value[name])
     reader.end()
