@@ -104,3 +104,13 @@ def test_the_error_that_ends_a_watch() -> None:
     error = decode_watch_error({"code": 410, "reason": "Expired", "message": "too old"})
     assert (error.status, error.reason, error.message) == (410, "Expired", "too old")
     assert decode_watch_error({}).status == 500
+
+
+def test_a_refusal_does_not_command_a_terminal() -> None:
+    """The API server quotes values, but the keys of a field's path it repeats as they are."""
+    path = 'spec.containers[0].resources.limits[a\x1b]0;owned\x07]: Invalid value: "a"'
+    status = {"message": f"Pod is invalid:\n{path}", "reason": "a\x1b", "details": {"causes": [{"field": path}]}}
+    for error in (decode_error(422, json.dumps(status).encode()), decode_watch_error({"code": 422, **status})):
+        told = [error.message, error.reason, str(error), *error.causes]
+        assert [text for text in told if "\x1b" in text or "\x07" in text] == []
+        assert error.message.startswith("Pod is invalid:\nspec.containers[0].resources.limits[a"), "its lines stay"
