@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from elasticjob_operator import numerals
+from elasticjob_operator.text import printable
 
 MOST_WAIT_SECONDS: Final = 3600
 MOST_MESSAGE: Final = 4096  # characters: the API server repeats what tenants wrote, however long it is
@@ -21,7 +22,8 @@ class ApiError(Exception):
     """The API server rejected a request (`status` ≥ 400), or did not respond (`status` 0).
 
     `reason` is that of the metav1.Status, or empty; `message` is cut; `retry_after` is in seconds. `causes` are the
-    fields that were refused, each as `field: why`; the message where the API server lists none.
+    fields that were refused, each as `field: why`; the message where the API server lists none. What it repeats of a
+    tenant's text commands no terminal.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class ApiError(Exception):
         retry_after: float | None = None,
         causes: Sequence[str] = (),
     ) -> None:
-        message = _cut(message)
+        message, reason = printable(_cut(message)), printable(reason)
         super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status = status
         self.reason = reason
@@ -80,7 +82,7 @@ def _list_causes(said: Mapping[str, Any]) -> Iterator[str]:
     causes = (said.get("details") or {}).get("causes") or ()
     for cause in causes[:MOST_CAUSES]:
         field, why = str(cause.get("field") or ""), str(cause.get("message") or "")
-        yield f"{_cut(field, MOST_CAUSE)}: {_cut(why, MOST_CAUSE)}"
+        yield printable(f"{_cut(field, MOST_CAUSE)}: {_cut(why, MOST_CAUSE)}")
 
 
 def _cut(message: str, most: int = MOST_MESSAGE) -> str:
