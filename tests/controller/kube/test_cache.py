@@ -205,6 +205,16 @@ class TestChildren:
         watched.cache.apply_child("ConfigMap", "DELETED", raw_child("digits-1", uid="c1"))
         assert watched.woken == []
 
+    def test_one_that_could_not_be_read_when_it_was_deleted(self, watched: Watched) -> None:
+        watched.cache.put_child("NetworkPolicy", raw_child())
+        assert watched.digests() != {}
+        known = raw_child()["metadata"]
+        identity = {name: known[name] for name in ("name", "namespace", "uid")}
+        watched.cache.apply_child("NetworkPolicy", "DELETED", {"metadata": {**identity, "uid": "another"}})
+        assert watched.digests() != {}
+        watched.cache.apply_child("NetworkPolicy", "DELETED", {"metadata": identity})
+        assert watched.digests() == {}
+
 
 def test_what_a_deleted_job_has_left(watched: Watched) -> None:
     cache = watched.cache

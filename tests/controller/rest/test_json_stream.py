@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.kube.kopf_session import reduce_line
 from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode
 
 DEEP = b"[" * 70_000 + b"]" * 70_000
@@ -213,3 +214,30 @@ async def test_what_is_no_ascii_is_read(text: str) -> None:
 async def test_what_is_no_utf8_cannot_be_read() -> None:
     with pytest.raises(ValueError):
         await decode(b'{"x":"' + LONG.encode() + b'","items":[{"a":"\xff"}]}')
+
+
+FULL = {f"l{number}": "" for number in range(80_000)} | {"uid": "liar", "name": "liar", "namespace": "other"}
+IDENTITY = {"name": "big", "namespace": "t2", "uid": "0e1f"}
+OF_A_POD = {"metadata": {**IDENTITY, "resourceVersion": "7", "labels": FULL}, "spec": {"nodeName": "n"}}
+OF_A_JOB = {
+    "metadata": {"labels": FULL, "name": "big", "namespace": "t2", "resourceVersion": "7", "uid": "0e1f"},
+    "spec": {"x": {"uid": "liar"}},
+}
+
+
+@pytest.mark.parametrize("reduce", [lambda line: None, reduce_line], ids=["ours", "kopf's"])
+@pytest.mark.parametrize("thing", [OF_A_POD, OF_A_JOB], ids=["pod", "job"])
+def test_the_deletion_of_one_that_cannot_be_read_is_told(thing: Any, reduce: Any) -> None:
+    """Otherwise a tenant fills the memory with jobs that are gone, and holds devices with pods that are."""
+
+    def read(kind: str) -> list[Any]:
+        line = json.dumps({"type": kind, "object": thing}, separators=(",", ":")).encode() + b"\n"
+        return [one if isinstance(one, Unreadable) else json.loads(one) for one in Lines(2**22, reduce).split(line)]
+
+    assert read("DELETED") == [{"type": "DELETED", "object": {"metadata": IDENTITY}}]
+    assert read("MODIFIED") == [Unreadable("t2/big", "more than 75000 values")]
+
+
+def test_the_deletion_of_one_of_any_size_is_told() -> None:
+    line = json.dumps({"type": "DELETED", "object": OF_A_POD}, separators=(",", ":")).encode() + b"\n"
+    assert list(Lines(10_000).feed(line)) == [{"type": "DELETED", "object": {"metadata": IDENTITY}}]
