@@ -283,9 +283,16 @@ class Cache:
     def apply_child(self, kind: str, event: str, raw: Raw, *, is_sound: bool = False) -> None:
         metadata = raw["metadata"]
         if event == "DELETED":
-            self.drop_child(kind, metadata["namespace"], ownership.owner_of(metadata)[0], metadata["name"])
+            namespace, name = metadata["namespace"], metadata["name"]
+            owner = ownership.owner_of(metadata)[0]  # unknown of one that could not be read
+            for job in [owner] if owner else self._find_owners(namespace, (kind, name), metadata["uid"]):
+                self.drop_child(kind, namespace, job, name)
         else:
             self.put_child(kind, raw, is_sound=is_sound)
+
+    def _find_owners(self, namespace: str, place: tuple[str, str], uid: str) -> list[str]:
+        there = [(job, known.get(place)) for (space, job), known in self._children.items() if space == namespace]
+        return [job for job, child in there if child is not None and child.uid == uid]
 
     def replace_children(self, kind: str, items: list[Raw], namespace: str = "") -> None:
         listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}

@@ -32,6 +32,9 @@ _WHITE = re.compile(r"[ \t\n\r]*")
 _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
 _IDENTITY = re.compile(_NAME.pattern + b"," + _NAMESPACE.pattern)  # labels of these names come before it
 _AFTER = b'},"spec":{'
+_DELETED = b'{"type":"DELETED",'
+_UID = re.compile(rb'"uid":"([0-9A-Za-z-]{1,64})"')
+_LAST_UID = re.compile(_UID.pattern + rb"\Z")  # the metadata of a job is sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,10 @@ class Lines:
         line, size, head = b"".join(self._parts), self._size, self._head
         self._parts, self._size, self._head = [], 0, b""
         if size > self._longest:
-            return Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
+            return bury(head) or Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
         is_suspect = size > LARGE_BYTES and _count_marks(line) > MOST_VALUES
         if is_suspect and has_too_many_values(text := line.decode(errors="replace")):
-            return self._reduce(text) or Unreadable(find_name(line), TOO_MANY)
+            return self._reduce(text) or bury(line) or Unreadable(find_name(line), TOO_MANY)
         return line
 
 
@@ -105,6 +108,23 @@ def find_name(line: bytes) -> str:
         return b"/".join(reversed(found[-1])).decode()
     name, namespace = _NAME.search(metadata), _NAMESPACE.search(metadata)
     return "/".join(found[1].decode() for found in (namespace, name) if found)
+
+
+def bury(line: bytes) -> bytes | None:
+    """The event of a deletion with the object's identity alone; None if it is another one, or that is not found.
+
+    An object that cannot be read may have been read before its author made it so: what is known of it has to go.
+    """
+    if not line.startswith(_DELETED):
+        return None
+    end = line.find(_AFTER)
+    is_typed = line[:HEAD_BYTES].partition(b'"metadata":')[2].startswith(b'{"name":')
+    found = _UID.search(line) if is_typed else _LAST_UID.search(line, max(0, end - HEAD_BYTES), max(0, end))
+    namespace, _, name = find_name(line).rpartition("/")
+    if found is None or not name:
+        return None
+    metadata = {"name": name, "namespace": namespace, "uid": found[1].decode()}
+    return json.dumps({"type": "DELETED", "object": {"metadata": metadata}}).encode()
 
 
 def has_too_many_values(text: str) -> bool:
