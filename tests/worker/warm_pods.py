@@ -102,7 +102,8 @@ def is_possible(env: Mapping[str, str | None]) -> bool:
 
     Never where coverage is measured, which begins with an interpreter.
     """
-    return "COVERAGE_PROCESS_START" not in os.environ and not any(name.startswith(_READ_BY_IMPORTS) for name in env)
+    others = [name for name in env if name != "PYTHONPATH"]  # which is taken into account
+    return "COVERAGE_PROCESS_START" not in os.environ and not any(n.startswith(_READ_BY_IMPORTS) for n in others)
 
 
 _shared: dict[Imports, WarmStart] = {}

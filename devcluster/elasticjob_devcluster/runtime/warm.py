@@ -107,7 +107,7 @@ class Forks:
 
 def find_script(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
     """The script of this interpreter that the command runs, if a fork of it would find the same as a new process."""
-    if any(name.startswith(READ_BY_IMPORTS) for name in env):
+    if any(name.startswith(READ_BY_IMPORTS) and name != "PYTHONPATH" for name in env):
         return None
     program = shutil.which(argv[0], path=env.get("PATH", ""))
     if program is None:
@@ -154,7 +154,7 @@ def _become(order: bytes, out: int, err: int, report: int, *, runtime: int) -> N
     for file in (out, err, report):
         os.close(file)
     sys.argv = [script, *spec.argv[1:]]
-    sys.path[0] = str(Path(script).parent)
+    sys.path[:1] = [str(Path(script).parent), *filter(None, spec.env.get("PYTHONPATH", "").split(os.pathsep))]
     runpy.run_path(script, run_name="__main__")
 
 
