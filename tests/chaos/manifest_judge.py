@@ -106,7 +106,8 @@ def find_words(raw: object) -> Iterator[str]:
         elif raw:
             yield f'"{raw}"'
             yield f".{raw} "  # a field, as the API server writes it that cannot read its value
-            if len(raw) == 3:  # not every message quotes a name
+            yield f"name {raw} "  # not every message quotes a name
+            if len(raw) == 3:
                 yield f" {raw} "
     elif isinstance(raw, Sequence):
         for one in raw:

@@ -58,6 +58,9 @@ def test_states(job: Made, status: dict[str, Any], state: str) -> None:
         pytest.param(
             made("x", is_sure=False, other="1Gi"), "no PriorityClass with name 1Gi was found", False, id="a short name"
         ),
+        pytest.param(
+            made("y", is_sure=False, other="x"), "no PriorityClass with name x was found", False, id="of one letter"
+        ),
         pytest.param(made("x", is_sure=False, other="1Gi"), "a limit of 11Gi", True, id="a part of another word"),
         pytest.param(made(is_sure=False, os=0), "cannot unmarshal PodSpec.spec.os of type", False, id="a short field"),
     ],

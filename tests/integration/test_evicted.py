@@ -60,3 +60,19 @@ def test_pods_that_are_evicted_soon_after_their_start_are_few(jobs: Jobs) -> Non
         return jobs.status("evicted").get("readyReplicas") == size
 
     wait_for(heal, "the job heals by itself", 90)
+
+
+def test_an_autoscaler_that_changes_the_size_makes_no_more_of_them(jobs: Jobs) -> None:
+    """A size mends nothing: each change of it was a reason to try all pods again."""
+    jobs.create("scaled", light_spec(replicas=2))
+    evictor, began, changed = Evictor(jobs, "scaled"), time.monotonic(), 0
+    while (now := time.monotonic()) - began < 40:
+        evictor.look()
+        if now - began > 5 * (changed + 1):
+            changed += 1
+            jobs.scale("scaled", 2 + changed % 2)
+        time.sleep(0.1)
+    times = [round(at - began, 1) for at in evictor.made.values()]
+    assert changed >= 6
+    assert len(times) <= most_pods_of_evicted(3), sorted(times)
+    assert jobs.condition("scaled", "Degraded")["reason"] == "BackOff"
