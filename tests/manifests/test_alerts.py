@@ -26,6 +26,7 @@ IN_TIME = 'elasticjob_event_loop_lag_seconds_bucket{namespace="ops",pod="a",le="
 LATER = 'elasticjob_event_loop_lag_seconds_bucket{namespace="ops",pod="a",le="2.5"}'
 ALL = 'elasticjob_event_loop_lag_seconds_bucket{namespace="ops",pod="a",le="+Inf"}'
 GOODPUT = 'elasticjob_goodput_ratio{namespace="ml",job="digits",pod="a"}'
+TRAINED, LOST = (f'elasticjob_{name}_seconds{{namespace="ml",job="digits",pod="a"}}' for name in ("training", "lost"))
 SLOW = 'elasticjob_straggler_slowdown_ratio{namespace="ml",job="digits",rank="3",worker="w-3",node="n3",pod="a"}'
 SIZE = 'elasticjob_world_size{namespace="ml",job="digits",pod="a"}'
 REPORTED = 'elasticjob_last_report_timestamp_seconds{namespace="ml",job="digits",pod="a"}'
@@ -44,6 +45,8 @@ CALM = {
     LATER: "0+100x60",
     ALL: "0+100x60",
     GOODPUT: "0.95x60",
+    TRAINED: "0+57x60",
+    LOST: "0+3x60",
     SLOW: "1.3x60",
     SIZE: "2x60",
     REPORTED: "0+60x60",
@@ -62,6 +65,14 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "late": ({IN_TIME: "0+95x60"}, ["ElasticJobOperatorLate"]),
     "little training": ({GOODPUT: "0.89x60"}, ["ElasticJobLowGoodput"]),
     "little training for twenty minutes": ({GOODPUT: "0.95x40 0.89x20"}, []),
+    "little training of a job that waits": (
+        {GOODPUT: "0.89x60", TRAINED: "900x60", SIZE: "0x60"},
+        ["ElasticJobLowGoodput"],
+    ),
+    "little training of a job that has ended": (
+        {GOODPUT: "0.89x60", TRAINED: "900x60", LOST: "90x60", SIZE: "0x60"},
+        [],
+    ),
     "a slow rank": ({SLOW: "1.6x60"}, ["ElasticJobSlowRank"]),
     "no report": ({REPORTED: "0+60x20 1200x40"}, ["ElasticJobNoReport"]),
     "no report, and no world": ({REPORTED: "0+60x20 1200x40", SIZE: "0x60"}, []),
@@ -70,6 +81,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "an old checkpoint of a job that has ended": ({MEMORY: "7300x60", SIZE: "0x60"}, []),
     "a loss that is no number": ({LOSS: "2.5x50" + 10 * " NaN"}, ["ElasticJobMetricNotFinite"]),
     "a loss that was no number": ({LOSS: "2.5x50" + 5 * " NaN" + " 2.5x5"}, []),
+    "a loss that is no number, of a job that is suspended": ({LOSS: "2.5x40" + 20 * " NaN", SIZE: "2x45 0x15"}, []),
+    "a slow rank of a job that has ended": ({SLOW: "1.6x60", SIZE: "0x60"}, []),
     "a slow rank for eight minutes": ({SLOW: "1.3x52 1.6x8"}, []),
 }
 
