@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import urllib.parse
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ _GATHER_SECONDS: Final = 0.2  # for others that end with the first one
 _PATIENCE: Final = 10.0  # seconds for an answer
 _LAST_SECONDS: Final = 2.0  # for what waits when the operator ends
 _LATER: Final = frozenset((429, 502, 503, 504))  # the answers to which OTLP lets a client try again
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # the name of one
 _SPAN_KIND_INTERNAL: Final = 1
 _STATUS_ERROR: Final = 2
 
@@ -46,9 +48,12 @@ def parse_headers(text: str) -> dict[str, str]:
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, value = part.partition("=")
-        if not separator or not name.strip():
-            raise ValueError("must be name=value,name=value, with special characters in the values percent-encoded")
-        found[name.strip()] = urllib.parse.unquote(value.strip())
+        name, value = name.strip(), urllib.parse.unquote(value.strip())
+        if not separator or not _HEADER.fullmatch(name) or not value.isprintable():
+            raise ValueError(
+                "must be name=value,name=value, with special characters in the values percent-encoded, and no newlines"
+            )
+        found[name] = value
     return found
 
 

@@ -275,7 +275,7 @@ def test_headers_are_those_of_the_variable() -> None:
         otlp.parse_headers("Bearer a b")
 
 
-@pytest.mark.parametrize("text", ["authorization=Bearer%20a%0A", "a=%0D%0Ab: c", "a%=b", "a b=c", "ä=b", "=b"])
+@pytest.mark.parametrize("text", ["authorization=Bearer%20a%0A", "a=%0D%0Ab: c", "a b=c", "ä=b", "=b"])
 def test_headers_that_no_request_can_have_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be name=value"):
         otlp.parse_headers(text)
