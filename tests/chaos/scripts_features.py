@@ -198,6 +198,8 @@ def _plain(
 _REAL = ("complex parameters",)  # what torch's optimizer itself cannot train
 # Its fused SGD wants that all gradients come and go together.
 _ALWAYS = (*_REAL, "late parameters", "alternating parameters", "half precision")
+# When a script restores them, torch casts the numbers in their state to the type of each parameter.
+_COARSE = ("half precision", "autocast")
 OPTIMIZERS: tuple[Feature, ...] = (
     _plain("SGD", "SGD(PARAMS, lr=0.05)"),
     _plain("SGD with momentum", "SGD(PARAMS, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)"),
@@ -208,13 +210,12 @@ OPTIMIZERS: tuple[Feature, ...] = (
     _plain("AdamW", "AdamW(PARAMS, lr=0.01, weight_decay=0.1)"),
     _plain("AdamW, fused", "AdamW(PARAMS, lr=0.01, fused=True)", (DDP, VIRTUAL), without=_REAL),
     _plain("Adamax", "Adamax(PARAMS, lr=0.01)"),
-    _plain("NAdam", "NAdam(PARAMS, lr=0.01)"),
+    _plain("NAdam", "NAdam(PARAMS, lr=0.01)", without=_COARSE),
     _plain("RAdam", "RAdam(PARAMS, lr=0.01)"),
     _plain("Adagrad", "Adagrad(PARAMS, lr=0.05)", (DDP, VIRTUAL)),
     _plain("Adadelta", "Adadelta(PARAMS, lr=1.0)"),
     _plain("Adafactor", "Adafactor(PARAMS, lr=0.02)", (DDP, VIRTUAL), without=(*_REAL, "scalar parameters")),
-    # When it is restored, torch casts the numbers in its state to the type of each parameter.
-    _plain("ASGD", "ASGD(PARAMS, lr=0.02, t0=5)", without=("half precision",)),
+    _plain("ASGD", "ASGD(PARAMS, lr=0.02, t0=5)", without=_COARSE),
     _plain("RMSprop", "RMSprop(PARAMS, lr=0.003, momentum=0.5, centered=True)"),
     _plain("Rprop", "Rprop(PARAMS, lr=0.003)", (VIRTUAL,)),
     Feature(

@@ -28,6 +28,7 @@ from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
 from elasticjob.checkpoint.state import compare_kinds, name_kind
 from elasticjob.collectives import deliveries, messages, plaindata, skeletons
 from elasticjob.protocol.steps import MEMORY
+from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.versions import count_changes
 
 _log = logging.getLogger("elasticjob.checkpoint.memory")
@@ -330,10 +331,10 @@ class Snapshots:
             for name, tensor in _localize(self._model.state_dict()).items():
                 tensor.copy_(state["model"][name])
         if self._optimizer is not None:
-            self._optimizer.load_state_dict(self._shard(state["optimizer"]))
+            load_state(self._optimizer, self._shard(state["optimizer"]))
         for name, one in self._others.items():
             if name in state["others"]:
-                one.load_state_dict(state["others"][name])
+                load_state(one, state["others"][name])
 
     def _shard(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The optimizer's state with the local tensors of sharded parameters as sharded tensors again."""

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.wrappers import strip, unwrap
 
 # There `async_save` copies device tensors only, and writes host tensors while training changes them.
@@ -255,7 +256,7 @@ def apply(
         _apply_optimizer(model, optimizer, state["optimizer"], saved["groups"])
     there = saved["others"]
     for name in [name for name in others if name in there]:  # in the same order on all ranks
-        others[name].load_state_dict(there[name])
+        load_state(others[name], there[name])
     return [name for name in others if name not in there]
 
 
@@ -272,7 +273,7 @@ def _apply_optimizer(
     # A setting that came with a newer torch keeps its value.
     together = [{**own, **saved} for own, saved in zip(groups, settings, strict=True)]
     there = {indices.get(name, name): one for name, one in state.get("state", {}).items()}
-    optimizer.load_state_dict({"state": there, "param_groups": together})
+    load_state(optimizer, {"state": there, "param_groups": together})
 
 
 def _copy(value: Any) -> Any:

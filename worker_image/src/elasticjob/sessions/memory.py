@@ -22,6 +22,7 @@ from elasticjob.errors import ConfigurationError
 from elasticjob.sessions import recovery, schedules, transfer
 from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, check_groups
 from elasticjob.sessions.undo import Undo
+from elasticjob.torchcompat.optimizers import load_state
 
 
 @dataclass
@@ -334,7 +335,7 @@ class Memory:
         for name, extra in self._extras.items():
             if _is_optimizer(extra):
                 check_groups(extra, value["extras"][name])
-            extra.load_state_dict(value["extras"][name])
+            load_state(extra, value["extras"][name])
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
         self._position = value["position"]

@@ -286,7 +286,7 @@ class ReplicatedModelState:
 
     def load_part(self, value: dict[str, Any]) -> None:
         self._module.load_state_dict(value["model"])
-        self.optimizer.load_state_dict(value["optimizer"])
+        optimizers.load_state(self.optimizer, value["optimizer"])
 
     def compared(self) -> dict[str, Any]:
         return {"parameters": list(self._module.parameters()), "optimizer": self.optimizer.state_dict()}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from elasticjob.collectives import skeletons
+from elasticjob.torchcompat.optimizers import load_state
 
 
 class _Before:
@@ -40,7 +41,7 @@ class _Before:
         parameters, state = skeletons.join(self._skeleton, self._tensors)
         for parameter, before in zip(self._parameters, parameters, strict=True):
             parameter.copy_(before)
-        self.optimizer.load_state_dict(copy.deepcopy(state))  # which may use the tensors that it gets
+        load_state(self.optimizer, copy.deepcopy(state))  # which may use the tensors that it gets
 
     @property
     def _parameters(self) -> list[torch.Tensor]:
@@ -94,7 +95,7 @@ class Undo:
             one.take_back()
         if is_complete and self._states is not None:
             for other, state in zip(self._others, self._states, strict=True):
-                other.load_state_dict(state)
+                load_state(other, state)
         self.forget()
         return is_complete
 

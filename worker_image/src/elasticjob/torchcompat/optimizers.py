@@ -1,10 +1,13 @@
-"""Steps of an optimizer that train nothing.
+"""Steps of an optimizer that train nothing, and states that are loaded as they were saved.
 
 torch fills the state of an optimizer that has none by a step without gradients and with a learning rate of zero, for
 example in `get_optimizer_state_dict`: for plain SGD, which never has a state, each time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -17,3 +20,21 @@ def fills_state(optimizer: torch.optim.Optimizer) -> bool:
         parameter.grad for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
     ]
     return all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def load_state(one: Any, state: Mapping[str, Any]) -> None:
+    """`one.load_state_dict(state)`, after which a number in the state of an optimizer has the precision that it had.
+
+    torch casts them all to the type of the parameter, also what NAdam and ASGD count in a tensor without dimensions.
+    """
+    one.load_state_dict(state)
+    if not isinstance(one, torch.optim.Optimizer):
+        return
+    indices = (index for group in state["param_groups"] for index in group["params"])
+    parameters = (parameter for group in one.param_groups for parameter in group["params"])
+    for index, parameter in zip(indices, parameters, strict=False):
+        own = one.state.get(parameter, {})
+        for name, saved in state["state"].get(index, {}).items() if parameter.dim() else ():
+            loaded = own.get(name)
+            if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor) and saved.dim() == 0:
+                own[name] = loaded if loaded.dtype == saved.dtype else saved.detach().clone().to(loaded.device)

@@ -24,6 +24,7 @@ from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, St
 from elasticjob.sessions.sharded import parts
 from elasticjob.sessions.sharded.copies import ShardCopies
 from elasticjob.torchcompat import sharding
+from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.sharding import DTensor
 
 logger = logging.getLogger("elasticjob")
@@ -219,7 +220,7 @@ class ShardedModelState:
         model, optimizer = self._present()
         present = self._read()
         model.load_state_dict(parts.put_back(value["model"], present["model"]))
-        optimizer.load_state_dict(parts.put_back(value["optimizer"], present["optimizer"]))
+        load_state(optimizer, parts.put_back(value["optimizer"], present["optimizer"]))
 
     def compared(self) -> dict[str, Any]:
         state = self._read()  # the parameters are shards after that, also those that FSDP has gathered
@@ -237,7 +238,7 @@ class ShardedModelState:
             index: {name: _shard_like(parameters[index], value) for name, value in values.items()}
             for index, values in state["state"].items()
         }
-        optimizer.load_state_dict({**state, "state": states})
+        load_state(optimizer, {**state, "state": states})
 
     def check_gradients(self) -> None:
         """Nothing to check: FSDP2 reduces the gradients of each module when they are there."""
