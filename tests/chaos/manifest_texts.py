@@ -283,7 +283,7 @@ TEXTS: Final = (
             annotations:
               devices.gke.io/container.tcpxo-daemon: "- path: /dev/nvidia0\n- path: /dev/nvidiactl\n"
               networking.gke.io/interfaces: '[{"interfaceName":"eth0","network":"default"}]'
-        """, told=("initContainers: tcpxo-daemon",), trains_from=29),
+        """, told=("initContainers",), trains_from=29),
     Text("several-networks", "resources: {limits: {openshift.io/sriov_ib: 1}}",
          spec="template: {metadata: {annotations: {k8s.v1.cni.cncf.io/networks: sriov-ib-0}}}",
          told=("openshift.io/sriov_ib",)),

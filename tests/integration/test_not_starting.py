@@ -65,6 +65,23 @@ def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: J
     wait_for(lambda: jobs.condition("mounts", "Degraded")["status"] == "False", "nothing is told any more")
 
 
+def test_what_is_in_the_way_is_told_while_the_cluster_deletes_the_pods(jobs: Jobs) -> None:
+    """It deletes those of a node that is not there, again and again; the job was silent until the next one was old."""
+    spec = light_spec(replicas=1)
+    spec["template"]["spec"]["nodeName"] = "missing-node"
+    jobs.create("lost", spec)
+    await_told(jobs, "lost", "PodNotStarting")
+    (pod,) = jobs.pods("lost")
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod['metadata']['name']}"
+    jobs.kube.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+    def is_another() -> bool:
+        return any(one["metadata"]["uid"] != pod["metadata"]["uid"] for one in jobs.pods("lost"))
+
+    wait_for(is_another, "there is another pod")
+    assert "missing-node" in await_told(jobs, "lost", "PodNotStarting", 0.0)
+
+
 def test_a_startup_deadline_says_what_was_in_the_way(jobs: Jobs) -> None:
     jobs.create("late", spec_with_config_map(runPolicy={"startupDeadlineSeconds": 600}))
     pods = wait_for(lambda: [p for p in jobs.pods("late") if p["spec"].get("nodeName")], "pods have nodes")

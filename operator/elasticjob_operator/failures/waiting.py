@@ -13,6 +13,7 @@ from typing import Any, Final
 from elasticjob_operator.failures.nodes import NEW_NODE_SECONDS
 from elasticjob_operator.model.observe import Pod
 
+NOT_STARTING: Final = "PodNotStarting"
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
 WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason that it waits
 PATIENCE_SECONDS: Final = 45.0  # after these, whatever is known about it
@@ -65,7 +66,7 @@ def find_problem(
     """
     pod, _ = find_lost(pods, nodes, now)
     if pod is not None:
-        return "PodNotStarting", f"{pod.name}: there is no node {pod.node} (spec.template.spec.nodeName)"
+        return NOT_STARTING, f"{pod.name}: there is no node {pod.node} (spec.template.spec.nodeName)"
     pod, _ = find_quiet(pods, WARN_SECONDS, now)
     is_warning, text = said.get(pod.uid, (False, "")) if pod is not None else (False, "")
     if not is_warning:
@@ -74,7 +75,20 @@ def find_problem(
         text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
     if pod is None:
         return None
-    return "PodNotStarting", f"{pod.name}: {text or _guess(pod, template)}"
+    return NOT_STARTING, f"{pod.name}: {text or _guess(pod, template)}"
+
+
+def is_still_told(reason: str, pods: Iterable[Pod], wanted: int, lived: float, now: float) -> bool:
+    """Whether the condition of this reason about a pod stays: one in its place is too young to tell it again.
+
+    Whoever deletes pods that cannot start, such as the cluster those without a node, would hide why every minute.
+    `lived`: how long those had run that ended; if they had, and none waits, it is told why they ended.
+    """
+    live = [pod for pod in pods if pod.live]
+    waits = [max(pod.scheduled or 0.0, pod.created) for pod in live if not pod.started]
+    if reason != NOT_STARTING or len(live) - len(waits) >= wanted or (lived and not waits):
+        return False
+    return all(now - at < WARN_SECONDS for at in waits)
 
 
 def name_gates(message: str, template: Mapping[str, Any]) -> str:

@@ -146,7 +146,12 @@ def _find_problem(
     if found is not None and found[0] == "SchedulingGated":
         found = found[0], waiting.name_gates(found[1], template)
     if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
-        found = waiting.find_problem(seen.pods, seen.said, template, seen.now, nodes=seen.nodes) or found
+        quiet = waiting.find_problem(seen.pods, seen.said, template, seen.now, nodes=seen.nodes)
+        told = status.condition("Degraded")
+        lived = status.restarts.backoff.lived_seconds if status.restarts.backoff else 0.0
+        if quiet is None and told and waiting.is_still_told(told.reason, seen.pods, size.wanted, lived, seen.now):
+            quiet = told.reason, told.message
+        found = quiet or found
     left = flapping.find_restless(status, seen.now)
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message

@@ -72,6 +72,29 @@ def test_what_is_told_of_a_quiet_pod(pod: Any, said: tuple[bool, str], told: str
     assert found is None or (found[0] == "PodNotStarting" and told in found[1])
 
 
+YOUNG = creating(2)
+
+
+@pytest.mark.parametrize(
+    ("told", "pods", "lived", "is_kept"),
+    [
+        pytest.param("PodNotStarting", [YOUNG], 0, True, id="a new pod in its place is too young to say it again"),
+        pytest.param("PodNotStarting", [YOUNG], 9, True, id="also where others have run"),
+        pytest.param("PodNotStarting", [], 0, True, id="there is none yet"),
+        pytest.param("PodNotStarting", [], 9, False, id="there is none yet, and those before had run"),
+        pytest.param("PodNotStarting", [creating(20)], 0, False, id="the new one has had time to say it"),
+        pytest.param("PodNotStarting", [make_pod(0), make_pod(1)], 0, False, id="all have started"),
+        pytest.param("PodNotStarting", [make_pod(1), YOUNG], 0, True, id="another one has"),
+        pytest.param("BackOff", [YOUNG], 0, False, id="something else was told"),
+        pytest.param("", [YOUNG], 0, False, id="nothing was told"),
+    ],
+)  # fmt: skip
+def test_what_was_told_of_a_pod_stays_until_the_next_one_may_tell(
+    told: str, pods: list[Any], lived: float, is_kept: bool
+) -> None:
+    assert waiting.is_still_told(told, pods, 2, lived, NOW) is is_kept
+
+
 def test_a_pod_that_waits_for_its_claims_names_them() -> None:
     """The scheduler does not take such a pod, and says so nowhere."""
     template = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu-claim"}]}
