@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from elasticjob.diagnose.verify_compare import Curve, compare, read_curve
 from elasticjob.diagnose.verify_worlds import count_steps, plan_kills
-from worker.gang_helper import REPOSITORY, clean_environment
+from worker.gang_helper import REPOSITORY, run_alone
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = REPOSITORY / "worker_image" / "examples" / "same_curve.py"
@@ -81,12 +80,10 @@ def test_kills_are_spread_and_leave_a_world() -> None:
 
 def verify(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and what was said of each run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "elasticjob", "verify", "--json", "--timeout", "300", *arguments],
-        env=clean_environment(), capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    command = Path(sys.executable).with_name("elasticjob")
+    done = run_alone(command, "verify", "--json", "--timeout=300", *arguments, timeout=500, may_fail=True)
     assert not done.stderr, done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_the_example_is_the_same_after_a_kill() -> None:
