@@ -230,6 +230,16 @@ def test_a_script_with_ever_new_names_gets_few_series() -> None:
     assert b'namespace="other",job="digits",metric="accuracy"} 0.5' in collected.expose(START)
 
 
+def test_a_job_that_is_made_anew_has_names_of_its_own() -> None:
+    collected = metrics.Metrics()
+    collected.update_job(JOB, reporting({f"old/{number}": 1.0 for number in range(metrics.MOST_NAMES)}))
+    collected.update_job(JOB, status())  # before the pods of the first one are gone, so nobody forgets that
+    collected.update_job(JOB, reporting({"loss": 2.0}))
+    page = collected.expose(START)
+    assert b'metric="loss"} 2.0' in page
+    assert b"reported_metrics_left_out{" not in page
+
+
 def test_a_namespace_full_of_jobs_gets_no_more_than_its_share() -> None:
     collected = metrics.Metrics()
     given = {f"m{one}": 1.0 for one in range(8)}
