@@ -172,6 +172,9 @@ class Metrics:
     def update_job(self, job: JobKey, status: api.Status) -> None:
         """Update the metrics of a job. Call it for every new status, including the first one seen."""
         before, after = self._jobs.get(job), moments.read(status)
+        if before is not None and after.generation < before.generation:  # a job that was made anew
+            self.forget_job(job)
+            before = None
         self._jobs[job] = after
         if job not in self._labels:
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
