@@ -33,6 +33,19 @@ read.Reload()
 print([event.step for event in read.Scalars("loss")])
 """
 
+NAMES = """
+import json, mlflow
+from elasticjob.integrations.mlflow import start_run
+
+names = ["loss", "acc@1", "50%", "loss (train)", "val//loss", "../up", "/", "a\\nb", "x" * 300]
+with start_run("trains", params={"lr@0": 0.1}) as tracker:
+    for step, name in enumerate(names):
+        tracker.log(step, **{name: 1.0})
+client = mlflow.MlflowClient()
+(run,) = client.search_runs([client.get_experiment_by_name("trains").experiment_id])
+print(json.dumps([run.info.status, sorted(run.data.metrics), run.data.params]))
+"""
+
 
 def run(folder: Path, *command: str, generation: int = 1) -> subprocess.CompletedProcess[str]:
     """One attempt of a job, as a process of its own."""
@@ -63,6 +76,17 @@ def test_mlflow_has_one_run_of_all_attempts(tmp_path: Path) -> None:
     assert found["params"] == [{"lr": "0.1"}]
     assert found["loss"] == [1, 2, 3, 4, 3, 4, 5, 6, 5, 6, 7, 8]
     assert found["world_size"] == [[1, 2], [3, 3], [5, 4]]
+
+
+def test_mlflow_gets_metrics_of_any_name(tmp_path: Path) -> None:
+    """It refuses a whole request for a name that it does not allow, such as torchvision's acc@1."""
+    require("mlflow")
+    status, metrics, params = json.loads(run(tmp_path, "-c", NAMES).stdout)
+    assert status == "FINISHED"
+    assert params == {"lr_0": "0.1"}
+    changes = ["elasticjob/generation", "elasticjob/world_size"]
+    names = ["50_", "_", "a_b", "acc_1", "loss", "loss _train_", "up", "val/loss", "x" * 250]
+    assert metrics == sorted([*changes, *names])
 
 
 def test_wandb_has_one_id_for_all_attempts(tmp_path: Path) -> None:
