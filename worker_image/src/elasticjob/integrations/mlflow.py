@@ -7,11 +7,13 @@ with start_run("digits", params={"lr": 0.1}) as tracker:
     tracker.log(step, loss=loss.item())
 
 The run is found by its tag `elasticjob.uid`. MLflow keeps what was logged of a step before a loss beside what its
-repetition logs. `MLFLOW_TRACKING_URI` says where, as for every script.
+repetition logs. Characters of names that it refuses, as in acc@1, become `_`. `MLFLOW_TRACKING_URI` says where, as for
+every script.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,11 +29,18 @@ except ImportError as error:
 
 UID = "elasticjob.uid"
 _BATCH = 1000  # metrics of a request, as MLflow's servers allow
+_LONGEST_NAME = 250
 
 
 def start_run(experiment: str = "Default", params: Mapping[str, Any] | None = None, **options: Any) -> Tracker:
     """The tracker of this job's run. `params` are logged when the run begins. `options`: those of `Tracker`."""
     return Tracker(_Run(experiment, dict(params or {}), current()), **options)
+
+
+def _clean(name: str) -> str:
+    """The name as MLflow accepts it: it refuses all metrics of a request that has another one in it."""
+    parts = re.sub(r"[^/\w.\- :]", "_", name).split("/")
+    return "/".join(part for part in parts if part not in ("", ".", ".."))[:_LONGEST_NAME].rstrip("/") or "_"
 
 
 class _Run:
@@ -50,7 +59,7 @@ class _Run:
             tags = {"mlflow.runName": self._place.job} if self._place.job else {}
             tags |= {UID: self._place.uid} if self._place.uid else {}
             run = self._client.create_run(experiment, tags=tags).info.run_id
-            params = [Param(name, str(value)) for name, value in self._params.items()]
+            params = [Param(_clean(name), str(value)) for name, value in self._params.items()]
             self._client.log_batch(run, params=params)
         self._run = run
 
@@ -62,7 +71,7 @@ class _Run:
 
     def write(self, points: Sequence[Point]) -> None:
         metrics = [
-            Metric(name, value, int(point.time * 1000), point.step)
+            Metric(_clean(name), value, int(point.time * 1000), point.step)
             for point in points
             for name, value in point.values.items()
         ]
