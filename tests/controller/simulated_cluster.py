@@ -78,6 +78,7 @@ class Cluster:
         self.told: dict[str, wire.Directive] = {}
         self.hub_started = self.now
         self.operator_up = True
+        self.writes = 0
         self.crash_after: int | None = None  # writes until the operator dies
         self.stale_pods: tuple[Pod, ...] | None = None  # what a first pass after a restart sees
         self.behaviours: dict[int, str] = {}  # by index: what the next container with it does
@@ -214,6 +215,7 @@ class Cluster:
         return any(self.told.get(uid) != d for uid, d in made.directives.items())
 
     def _write(self) -> None:
+        self.writes += 1
         if self.crash_after is not None:
             self.crash_after -= 1
             if self.crash_after < 0:

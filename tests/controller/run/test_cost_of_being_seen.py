@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.builders import NOW, make_job, make_world
+from controller.builders import NOW, make_job, make_spec, make_world
+from controller.simulated_cluster import Cluster
 from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.history import memory, spans
@@ -19,6 +20,7 @@ from elasticjob_operator.run.metrics import Metrics
 from elasticjob_operator.times import format_time
 from operator_fixture import ROOT
 
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
 JOBS = 200
 METRICS = {"loss": 0.123456789, **{f"metric_{number}": 1 / 3 for number in range(7)}}
 
@@ -93,8 +95,28 @@ def count_span_bytes() -> int:
     ],
 )
 def test_a_job_costs_no_more_than_is_said(what: str, count: Callable[[], int]) -> None:
-    text = (ROOT / "docs/operations.md").read_text()
-    said = re.search(rf"^\| {what} \| ([\d,]+) bytes \|", text, re.MULTILINE)
+    said = re.search(rf"^\| {what} \| ([\d,]+) bytes \|", OPERATIONS, re.MULTILINE)
     assert said is not None
     most = int(said[1].replace(",", ""))
     assert 0.6 * most < count() <= most
+
+
+def count_writes(minutes: int, *, reports: bool) -> int:
+    """Requests of a job that trains, after its first minute."""
+    cluster = Cluster(make_spec(4, 4))
+    cluster.run_until(lambda: cluster.size == 4)
+    cluster.run(60)
+    before = cluster.writes
+    for second in range(minutes * 60):
+        if reports:
+            cluster.report(0, step=1 + second, seconds=1.0)
+        cluster.run(1)
+    return cluster.writes - before
+
+
+def test_a_job_that_reports_sends_no_more_requests_than_is_said() -> None:
+    said = re.search(r"^\| requests to the API server \| (\d+) a minute \|", OPERATIONS, re.MULTILINE)
+    assert said is not None
+    most = int(said[1])
+    assert count_writes(5, reports=False) == 0
+    assert 5 * (most - 1) <= count_writes(5, reports=True) <= 5 * most + 1  # one at both ends of the time
