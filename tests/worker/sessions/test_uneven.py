@@ -80,3 +80,12 @@ def test_an_error_that_ends_a_script_is_the_one_that_is_told(tmp_path: Path) -> 
     agent = run(tmp_path, "finally")
     assert sorted(agent.ended) == [0, 1]
     assert "SkippedError: a bad sample" in agent.log and "StepsDifferError" not in agent.log
+
+
+@pytest.mark.parametrize("kind", ["monitored", "sends"])
+def test_unequally_many_messages_are_no_unequal_steps(tmp_path: Path, kind: str) -> None:
+    """Rank 0 sends to each of the others, or waits for them in `monitored_barrier`: each is counted as a collective."""
+    with FakeAgent(PROGRAMS / "messages_program.py", tmp_path, SENDS=kind) as agent:
+        agent.start(3)
+        agent.run()
+    assert agent.ended == [0, 0, 0], agent.log
