@@ -13,7 +13,7 @@ from worker.programs.backends import choose
 
 def meet(kind: str, session: Session) -> None:
     if kind == "monitored" and dist.get_backend() == "gloo":
-        dist.monitored_barrier()  # type: ignore[attr-defined]
+        dist.monitored_barrier()
     elif kind == "sends" and session.rank == 0:
         for other in range(1, session.world_size):
             dist.send(torch.ones(1), other)
