@@ -303,6 +303,8 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         if not self._aborted.is_set():
             synchronize()  # a communicator is flushed before it is destroyed
             self._queue.put(None)
+            if self._stream is not None:
+                self._stream.join()  # who has the last reference waits in torch's destructor, and is to be who ends it
 
     # Collectives. Their arguments are torch's.
 
