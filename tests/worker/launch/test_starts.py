@@ -11,9 +11,11 @@ import contextlib
 import json
 import os
 import py_compile
+import signal
 import subprocess
 import sys
 import zipapp
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -42,6 +44,14 @@ for command, out in json.loads(sys.argv[1]):
     print(server.start((sys.executable, "-u", *command), env, None, None).wait(100), flush=True)
 server.close()
 """
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """As from a shell in the foreground: one in the background ignores SIGINT, unlike a launcher that handles it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def make(folder: Path) -> None:
