@@ -25,13 +25,28 @@ from elasticjob.torchcompat import peaks
         ("Tesla T4", 65),
         ("Tesla V100-SXM2-16GB", 125),
         ("Tesla V100-PCIE-16GB", 112),
+        ("Tesla V100S-PCIE-32GB", 130),
+        ("NVIDIA H800 PCIe", 756),
+        ("NVIDIA GB200", 2500),
         ("AMD Instinct MI300X", 1307),
+        ("AMD Instinct MI300X VF", 1307),
+        ("AMD Instinct MI300A", 981),
+        ("AMD Instinct MI250X", 191.5),  # torch sees each of its two dies as a device
+        ("AMD Instinct MI250", 181),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("GRID A100-1-5C", None),
+        ("GRID A100-1-5CME", None),
+        ("NVIDIA H100-80C", None),
+        ("NVIDIA A10-24Q", None),
+        ("GRID T4-1B", None),
+        ("Tesla T40 24GB", None),
+        ("NVIDIA RTX A4000", None),
         ("NVIDIA GeForce RTX 4090", None),
         ("", None),
     ],
 )
-def test_the_peak_of_a_device(name: str, teraflops: int | None) -> None:
+def test_the_peak_of_a_device(name: str, teraflops: float | None) -> None:
     assert peaks.find_peak(name) == (None if teraflops is None else teraflops * 1e12)
 
 
