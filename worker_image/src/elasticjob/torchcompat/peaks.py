@@ -12,6 +12,7 @@ from typing import Final
 
 # By the words that have to be in the name that torch gives of the device; of several that fit, the one with most words.
 PEAKS: Final = {
+    ("GB200",): 2500e12,
     ("B200",): 2250e12,
     ("GH200",): 989e12,
     ("H200",): 989e12,
@@ -20,6 +21,7 @@ PEAKS: Final = {
     ("H100", "PCIe"): 756e12,
     ("H100", "NVL"): 835e12,
     ("H800",): 989e12,
+    ("H800", "PCIe"): 756e12,
     ("H20",): 148e12,
     ("A100",): 312e12,
     ("A800",): 312e12,
@@ -32,18 +34,22 @@ PEAKS: Final = {
     ("L4",): 121e12,
     ("V100",): 125e12,
     ("V100", "PCIE"): 112e12,
+    ("V100S",): 130e12,
     ("T4",): 65e12,
     ("MI325X",): 1307e12,
     ("MI300X",): 1307e12,
-    ("MI250X",): 383e12,
+    ("MI300A",): 981e12,
+    ("MI250X",): 191.5e12,  # of one of its two dies, which are two devices
+    ("MI250",): 181e12,  # the same
     ("MI210",): 181e12,
 }
+_PART: Final = re.compile(r"MIG|\d+(A|B|C|CME|Q)")  # what says so in a name: of a vGPU, its memory and its series
 
 
 def find_peak(name: str) -> float | None:
-    """The peak of the device of this name. None if it is not known, or the device is a part of one (MIG)."""
+    """The peak of the device of this name. None if it is not known, or the device is a part of one (MIG or vGPU)."""
     words = {word.upper() for word in re.split(r"[\s\-_]+", name)}
-    if "MIG" in words:
+    if any(map(_PART.fullmatch, words)):
         return None
     found = [key for key in PEAKS if words.issuperset(word.upper() for word in key)]
     return PEAKS[max(found, key=len)] if found else None
