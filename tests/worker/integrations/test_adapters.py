@@ -287,6 +287,8 @@ def test_transformers_saves_when_it_is_asked(import_adapter: Import, asked: Call
         pytest.param([(0, 0.0), (10, 50.0), (10, 50.0)], 5.0, id="logged twice at a step"),
         pytest.param([(0, 0.0), (10, 0.0)], None, id="a model of which the Trainer knows nothing"),
         pytest.param([(0, 0.0), (10, 50.0), (20, 150.0)], 10.0, id="longer sequences"),
+        pytest.param([(0, 0.0), (2, 0.0), (4, 0.0), (6, 30.0)], 5.0, id="evaluations log before it has added up"),
+        pytest.param([(0, 0.0), (6, 30.0), (8, 30.0)], 5.0, id="an evaluation logs after it has"),
     ],
 )
 def test_the_work_of_a_step_follows_from_what_the_trainer_adds_up(
@@ -296,6 +298,25 @@ def test_the_work_of_a_step_follows_from_what_the_trainer_adds_up(
     for step, total in seen:
         counted.note(step, total)
     assert counted.of_a_step == work
+
+
+def test_transformers_tells_the_work_also_when_only_checkpoints_add_it_up(
+    import_adapter: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
+    callback, told = adapter.ElasticJobCallback(), []
+    monkeypatch.setattr(adapter.progress, "report", lambda *_, flops, **__: told.append(flops))
+    place = {"device": "cpu", "train_batch_size": 1, "gradient_accumulation_steps": 1, "world_size": 1}
+    arguments = SimpleNamespace(**place, output_dir=str(tmp_path))
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0, total_flos=0, log_history=[], max_steps=9)
+    callback.on_train_begin(arguments, state, None)
+    state.global_step, state.total_flos = 3, 15.0
+    callback.on_save(arguments, state, None)  # the first to tell of it, with logging_strategy="no"
+    callback.on_step_end(arguments, state, None)
+    state.global_step, state.total_flos = 5, 100.0  # of another model, resumed
+    callback.on_train_begin(arguments, state, None)
+    callback.on_step_end(arguments, state, None)
+    assert told == [5.0, None]
 
 
 def test_transformers_goes_on_from_what_was_written_last_and_removes_what_is_not_whole(
