@@ -257,7 +257,7 @@ def test_transformers_saves_when_it_is_asked(import_adapter: Import, asked: Call
     adapter = import_adapter("transformers", "5.0.0", TRANSFORMERS)
     callback = adapter.ElasticJobCallback()
     control = SimpleNamespace(should_save=False)
-    state = SimpleNamespace(log_history=[{"loss": 1.0}], global_step=3, max_steps=10)
+    state = SimpleNamespace(log_history=[{"loss": 1.0}], global_step=3, max_steps=10, total_flos=0)
     arguments = SimpleNamespace(device="cpu", train_batch_size=8, gradient_accumulation_steps=2, world_size=3)
     assert adapter.count_samples(arguments) == 48
     split = SimpleNamespace(split_batches=True)

@@ -85,7 +85,8 @@ def count_samples(args: Any) -> int:
 class WorkOfSteps:
     """The floating-point operations of a step on all ranks, by the Trainer's own estimate.
 
-    It takes six for each token and parameter without the embeddings, and adds up all ranks when it logs.
+    It takes six for each token and parameter without the embeddings. It adds them up, on all ranks, when it logs a loss
+    or saves; an evaluation and the script itself may log meanwhile, with the sum of an earlier step.
     """
 
     def __init__(self) -> None:
@@ -94,6 +95,8 @@ class WorkOfSteps:
 
     def note(self, step: int, total: float) -> None:
         """`total`: of all steps so far, also of those before a restart."""
+        if self._before is not None and total == self._before[1]:
+            return
         if self._before is not None and step > self._before[0]:
             done = (total - self._before[1]) / (step - self._before[0])
             self.of_a_step = done if done > 0 else None
@@ -105,6 +108,7 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     All ranks call it after every step and agree on the step to save: that costs one all-reduce of one number per step.
     On devices whose peak the runtime knows, the model FLOPs utilization is part of the progress.
+    The Trainer tells its work when it logs a loss or saves a checkpoint, so it is known from then on.
     """
 
     def __init__(self) -> None:
@@ -116,6 +120,7 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             logger.warning(problem)
         if state.is_world_process_zero:
             remove_unfinished(args.output_dir, state.global_step)
+        self._work = WorkOfSteps()  # another model may have been trained before
         self._work.note(state.global_step, state.total_flos)
         return control
 
@@ -133,6 +138,7 @@ class ElasticJobCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._work.note(state.global_step, state.total_flos)
         ranks.wait_for_all()
         requests.clear()
         return control
