@@ -294,6 +294,33 @@ for step in range(1, 4):
 """
 
 
+IN_A_CHANGED_ENVIRONMENT = """
+import os, time, elasticjob, torch
+torch.cuda.is_initialized, torch.cuda.get_device_name = lambda: True, lambda: "NVIDIA H100 80GB HBM3"
+elasticjob.report(step=1, flops=64e9)
+for changed in ({"WORLD_SIZE": "0"}, {"WORLD_SIZE": "2 nodes"}, {"RANK": None}):
+    for name, value in changed.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    time.sleep(0.6)  # a message is due
+    elasticjob.report(step=2, flops=64e9)
+def fail():
+    raise AssertionError("Torch not compiled with CUDA enabled")
+torch.cuda.get_device_name = fail
+time.sleep(0.6)
+elasticjob.report(step=3, flops=64e9)
+"""
+
+
+def test_a_report_of_work_ends_no_training(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
+    path, heard = agent
+    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
+    subprocess.run([sys.executable, "-c", IN_A_CHANGED_ENVIRONMENT], env=env, check=True, timeout=60)
+    steps = []
+    while (message := heard.get(timeout=30))["type"] != "hung up":
+        steps += [message["step"]] if message["type"] == "progress" else []
+    assert steps[-1] == 3
+
+
 def test_the_peak_of_a_known_device_need_not_be_given(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
     path, heard = agent
     env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
