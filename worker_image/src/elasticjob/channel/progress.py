@@ -25,6 +25,7 @@ from typing import Any, Protocol, TextIO
 
 from elasticjob import env
 from elasticjob.channel import pace
+from elasticjob.errors import ConfigurationError
 
 logger = logging.getLogger("elasticjob")
 
@@ -279,10 +280,10 @@ class Throughput:
         return found
 
     def find_utilization(
-        self, flops: float | None, peak: float | None, ranks: int, step_seconds: float | None
+        self, flops: float | None, peak: float | None, ranks: int | None, step_seconds: float | None
     ) -> dict[str, float]:
         """The share of what the devices of all ranks could compute at most. `peak`: of one of them, in a second."""
-        if not flops or not peak or not step_seconds or not 0 < flops < math.inf:
+        if not flops or not peak or not ranks or not step_seconds or not 0 < flops < math.inf:
             return {}
         share = self._smooth("flops", flops) / step_seconds / peak / ranks
         return {"mfu": float(f"{share:.4g}")} if 0 <= share < math.inf else {}
@@ -406,10 +407,14 @@ def _trace(step: int, loss: float | None) -> None:
         file.write(json.dumps({"step": step, "reported": loss}) + "\n")
 
 
-def _count_ranks() -> int:
+def _count_ranks() -> int | None:
+    """None if the script has changed the launcher's variables meanwhile."""
     from elasticjob.context.context import current
 
-    return current().world_size
+    try:
+        return current().world_size
+    except ConfigurationError:
+        return None
 
 
 def _read_peak() -> float | None:
