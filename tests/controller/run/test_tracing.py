@@ -231,6 +231,50 @@ async def test_a_collector_that_is_away_costs_nothing_and_is_told_once(
     assert "takes spans again; 164 were dropped" in caplog.text
 
 
+PARTIAL = b'{"partialSuccess": {"rejectedSpans": "1", "errorMessage": "no such tenant"}}'
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ANSWERS = {
+    "it refuses a span": (
+        HEAD + b"Content-Length: %d\r\n\r\n" % len(PARTIAL) + PARTIAL, "1 of 1 spans are refused: no such tenant",
+    ),
+    "a number of no int64": (
+        HEAD + b'Content-Length: 42\r\n\r\n{"partialSuccess":{"rejectedSpans":1e999}}', "",
+    ),
+    "no JSON": (HEAD + b"Content-Length: 3\r\n\r\n[[[", ""),
+    "the end of its answer never comes": (HEAD + b"Content-Length: 9\r\n\r\n", ""),
+    "its answer cannot be decompressed": (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnone", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+async def test_what_a_collector_has_taken_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    monkeypatch.setattr(otlp, "_ANSWER_SECONDS", 0.1, raising=False)
+    answer, told = ANSWERS[case]
+    requests = 0
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await reader.readuntil(b"\r\n\r\n")
+        requests += 1
+        writer.write(answer)
+        await writer.drain()
+        await reader.read()  # until the client closes it
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    tracer = make_tracer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces")
+    tracer.observe(make_traced_job(make_status(1, 0)), Plan(make_status(2, 0)))
+    async with asyncio.timeout(10):
+        await tracer.exporter.finish()
+    server.close()
+    assert requests == 1
+    assert "could not be sent" not in caplog.text
+    assert ("does not take spans" in caplog.text) is bool(told)
+    assert told in caplog.text
+
+
 async def test_the_end_of_the_operator_waits_for_no_collector(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
