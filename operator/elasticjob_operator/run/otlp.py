@@ -28,6 +28,9 @@ MOST_WAITING: Final = 2048  # spans
 _AT_ONCE: Final = 64  # spans in a request; each has less than 64 KiB
 _GATHER_SECONDS: Final = 0.2  # for others that end with the first one
 _PATIENCE: Final = 10.0  # seconds for an answer
+_ANSWER_SECONDS: Final = 1.0  # for the rest of it, after its status
+_MOST_ANSWER: Final = 4096  # bytes
+_MOST_SAID: Final = 256  # characters of it in the log
 _LAST_SECONDS: Final = 2.0  # for what waits when the operator ends
 _LATER: Final = frozenset((429, 502, 503, 504))  # the answers to which OTLP lets a client try again
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # the name of one
@@ -112,6 +115,27 @@ def _encode_value(value: Value) -> dict[str, Any]:
             return {"arrayValue": {"values": [_encode_value(one) for one in value]}}
 
 
+def find_refused(answer: str) -> tuple[int, str]:
+    """How many spans a collector has refused that took the others (a partial success of OTLP), and why."""
+    try:
+        found = json.loads(answer)["partialSuccess"]
+        return int(found.get("rejectedSpans", 0)), str(found.get("errorMessage", ""))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return 0, ""
+
+
+async def _read_answer(response: aiohttp.ClientResponse) -> str:
+    """The beginning of an answer. Its status counts also if the rest does not come."""
+    said = b""
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            while len(said) < _MOST_ANSWER and (more := await response.content.read(_MOST_ANSWER)):
+                said += more
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        pass
+    return said.decode(errors="replace")
+
+
 class Exporter:
     """Sends spans while `run` runs, and in the end what `finish` still can."""
 
@@ -155,23 +179,27 @@ class Exporter:
             timeout = aiohttp.ClientTimeout(total=_PATIENCE)
             body = json.dumps(encode(spans)).encode()
             async with session.post(self._url, data=body, timeout=timeout, allow_redirects=False) as response:
-                status, said = response.status, (await response.content.read(256)).decode(errors="replace")
+                status, said = response.status, await _read_answer(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._tell_away(f"{type(error).__name__}: {error}")
             return False
         if status in _LATER:
-            self._tell_away(f"HTTP {status}: {said}")
+            self._tell_away(f"HTTP {status}: {said[:_MOST_SAID]}")
             return False
         for span in spans:  # if the queue was full meanwhile, some are gone already
             if self._waiting and self._waiting[0] is span:
                 self._waiting.popleft()
-        if 200 <= status < 300:
+        refused, why = find_refused(said)
+        if not 200 <= status < 300:
+            self._dropped += len(spans)
+            self._tell_away(f"HTTP {status}: {said[:_MOST_SAID]}; these spans are dropped")
+        elif refused > 0:
+            self._dropped += min(refused, len(spans))
+            self._tell_away(f"{refused} of {len(spans)} spans are refused: {why[:_MOST_SAID]}")
+        else:
             if self._is_away:
                 logger.info("the collector of traces takes spans again; %d were dropped", self._dropped)
             self._is_away, self._dropped = False, 0
-        else:
-            self._dropped += len(spans)
-            self._tell_away(f"HTTP {status}: {said}; these spans are dropped")
         if not self._waiting:
             self._arrived.clear()
         return True
