@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import contextlib
 import socket
 import time
@@ -228,6 +229,17 @@ def test_a_script_with_ever_new_names_gets_few_series() -> None:
     assert found["elasticjob_reported_metrics_left_out", (("namespace", "default"),)] == 5
     collected.update_job(("other", "digits"), reporting({"accuracy": 0.5}))
     assert b'namespace="other",job="digits",metric="accuracy"} 0.5' in collected.expose(START)
+
+
+@pytest.mark.parametrize("loss", [1.5, math.nan])
+def test_the_loss_has_a_series_after_a_restart_also_among_many_names(loss: float) -> None:
+    given = {f"eval/{one}": 1.0 for one in range(metrics.MOST_NAMES)}
+    told = reporting(given if math.isnan(loss) else given | {"loss": loss})
+    if told.progress is not None and math.isnan(loss):
+        told = told.model_copy(update={"progress": told.progress.model_copy(update={"not_finite": ["loss"]})})
+    collected = metrics.Metrics()  # of an operator that has just started
+    collected.update_job(JOB, told)
+    assert f'metric="loss"}} {"NaN" if math.isnan(loss) else loss}\n'.encode() in collected.expose(START)
 
 
 def test_a_job_that_is_made_anew_has_names_of_its_own() -> None:
