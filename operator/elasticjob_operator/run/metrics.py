@@ -186,7 +186,7 @@ class Metrics:
 
     def _name_metrics(self, job: JobKey, told: Told) -> None:
         names, labels, namespace = self._names.setdefault(job, {}), self._labels[job][:-1], job[0]
-        for name, _ in told.metrics:
+        for name, _ in sorted(told.metrics, key=lambda one: one[0] != "loss"):  # it comes first, also after a restart
             if len(names) >= MOST_NAMES or self._named[namespace] >= MOST_OF_A_NAMESPACE:
                 return
             if name not in names and len(name) <= _MOST_NAME and name.isprintable():
