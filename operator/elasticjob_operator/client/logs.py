@@ -150,7 +150,7 @@ class Merger:
             tail = self._tail if seen is None else None
             since = seen if seen or self._window is None else format_time(self._window.since)
             reader = read_pod(
-                self._connection, pod, self._namespace, follow=self._follow, tail=tail, since=_whole_second(since)
+                self._connection, pod, self._namespace, follow=self._follow, tail=tail, since=whole_second(since)
             )
             try:
                 async for stamp, text in reader:
@@ -178,6 +178,6 @@ class Merger:
         return now.uid == pod.uid and not now.ended and bool(self._seen.get(pod.uid))
 
 
-def _whole_second(stamp: str | None) -> str | None:
+def whole_second(stamp: str | None) -> str | None:
     """`sinceTime` has whole seconds: request from the start of the second, and drop the lines read before."""
     return stamp.partition(".")[0].rstrip("Z") + "Z" if stamp else None

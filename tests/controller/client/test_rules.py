@@ -12,7 +12,7 @@ import pytest
 
 from controller import client_fixture as given
 from elasticjob_operator.api import names
-from elasticjob_operator.client import Change, Happening, Job, JobFailedError, NotFoundError, Pod, errors, rules
+from elasticjob_operator.client import Change, Happening, Job, JobFailedError, NotFoundError, Pod, errors, logs, rules
 from elasticjob_operator.client import history as past
 from elasticjob_operator.client.connection import find_kubeconfig
 from elasticjob_operator.client.execute import ExecUnavailableError, exit_code_of
@@ -109,6 +109,15 @@ def test_a_shorter_fraction_is_not_older() -> None:
     assert not is_newer("2026-01-02T03:04:05.1Z", "2026-01-02T03:04:05.123Z")
     assert not is_newer("2026-01-02T03:04:05.123Z", "2026-01-02T03:04:05.123Z")
     assert is_newer(None, "2026-01-02T03:04:05Z")
+
+
+def test_stamps_of_a_node_with_another_time_zone_than_utc() -> None:
+    assert logs.whole_second("2026-01-02T03:04:05.2+02:00") == "2026-01-02T01:04:05Z"
+    assert logs.whole_second("2026-01-02T03:04:05-01:00") == "2026-01-02T04:04:05Z"
+    assert logs.whole_second("2026-01-02T03:04:05.999999999Z") == "2026-01-02T03:04:05Z"
+    assert logs.whole_second(None) is None
+    assert is_newer("2026-10-25T02:30:00.1+01:00", "2026-10-25T02:45:00.1+02:00"), "the end of summer time"
+    assert not is_newer("2026-01-02T03:04:05.1+02:00", "2026-01-02T03:04:05.123+02:00")
 
 
 def test_which_kubeconfig(tmp_path: Path) -> None:
