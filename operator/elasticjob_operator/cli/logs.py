@@ -37,9 +37,10 @@ def logs(
     no_prefix: bool,
 ) -> None:
     """The logs of all ranks. With several pods, each line begins with the ranks of its pod."""
-    if previous and (follow or rank is not None or generation is not None):
+    if previous and (follow or timestamps or {rank, generation, tail} != {None}):
         raise click.UsageError(
-            "--previous shows the last failure of the job: leave out --follow, --rank and --generation"
+            "--previous shows the last failure of the job, as its status has it:"
+            " leave out --follow, --rank, --generation, --tail and --timestamps"
         )
     if generation is not None and (follow or rank is not None or tail is not None):
         raise click.UsageError(

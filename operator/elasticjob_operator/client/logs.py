@@ -19,6 +19,7 @@ from elasticjob_operator.rest.request import Request, path_of
 from elasticjob_operator.times import format_time, parse_time
 
 _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
+_FRACTION: Final = re.compile(r"\.(\d+)")
 _LOOK_EVERY: Final = 1.0
 MOST_LINE: Final = 2**20  # bytes
 
@@ -65,9 +66,10 @@ def is_newer(stamp: str | None, seen: str | None) -> bool:
     return stamp is None or seen is None or _padded(stamp) > _padded(seen)
 
 
-def _padded(stamp: str) -> str:
-    whole, _, fraction = stamp.rstrip("Z").partition(".")
-    return f"{whole}.{fraction:0<9}"
+def _padded(stamp: str) -> tuple[float, str]:
+    """The whole second, and the fraction with all its digits."""
+    fraction = _FRACTION.search(stamp)
+    return parse_time(_FRACTION.sub("", stamp)) or 0.0, f"{fraction.group(1) if fraction else '':0<9}"
 
 
 async def read_pod(
@@ -180,4 +182,5 @@ class Merger:
 
 def whole_second(stamp: str | None) -> str | None:
     """`sinceTime` has whole seconds: request from the start of the second, and drop the lines read before."""
-    return stamp.partition(".")[0].rstrip("Z") + "Z" if stamp else None
+    second = None if stamp is None else parse_time(_FRACTION.sub("", stamp))
+    return None if second is None else format_time(second).partition(".")[0] + "Z"
