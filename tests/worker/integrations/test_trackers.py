@@ -126,6 +126,39 @@ def test_a_tracker_that_does_not_answer_holds_nothing_up(caplog: pytest.LogCaptu
         tracker.finish()
 
 
+WANDB = """
+import json, sys
+class Run:
+    define_metric = lambda *_, **__: None
+    log = lambda self, values: print(json.dumps(values, ensure_ascii=False).encode().decode(), file=sys.stderr)
+    finish = lambda self, exit_code: print("finished", file=sys.stderr)
+init = lambda **_: Run()
+"""
+LOGS_A_FILE_NAME = """
+import os
+from elasticjob.integrations.wandb import start_run
+with start_run(patience=3) as tracker:
+    tracker.log(1, **{os.fsdecode(b"caf\\xe9"): 1.0, "caf\u00e9": 2.0})
+    tracker.log(2, loss=0.5)
+"""
+
+
+def test_wandb_gets_names_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text(WANDB)  # encodes names as wandb 0.31 does
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{LOGS_A_FILE_NAME}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=clean_environment(PYTHONUTF8="1"),
+    )
+    written = done.stderr.splitlines()
+    assert '"caf?": 1.0, "caf\u00e9": 2.0' in written[0]
+    assert '"loss": 0.5' in written[1]
+    assert written[2:] == ["finished"]
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     for name in ("mlflow", "wandb"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('no such thing')")
