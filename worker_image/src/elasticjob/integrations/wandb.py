@@ -8,7 +8,7 @@ with start_run("digits", config={"lr": 0.1}) as tracker:
 
 The run has the UID of the job as its id. The x-axis is the metric `step`: what is logged of a step again after a loss
 is kept, which W&B would drop if the steps were its own. Offline, each attempt writes a folder, and `wandb sync` joins
-those of one id.
+those of one id. Characters of names that no text has become `?`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _Run:
 
     def write(self, points: Sequence[Point]) -> None:
         for point in points:
-            self._run.log({**point.values, "step": point.step})
+            named = {name.encode(errors="replace").decode(): value for name, value in point.values.items()}
+            self._run.log({**named, "step": point.step})
 
     def end(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
