@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from elasticjob_operator import __version__
+from elasticjob_operator import __version__, numerals
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.history.spans import Note, Span, Value
 from elasticjob_operator.text import clean
@@ -119,8 +119,8 @@ def find_refused(answer: str) -> tuple[int, str]:
     """How many spans a collector has refused that took the others (a partial success of OTLP), and why."""
     try:
         found = json.loads(answer)["partialSuccess"]
-        return int(found.get("rejectedSpans", 0)), str(found.get("errorMessage", ""))
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return numerals.read_count(found.get("rejectedSpans")) or 0, str(found.get("errorMessage", ""))
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return 0, ""
 
 
