@@ -17,9 +17,11 @@ import pytest
 from elasticjob.channel import control, progress
 from worker.gang_helper import clean_environment
 
+Agent = tuple[str, queue.Queue[dict[str, Any]]]
+
 
 @pytest.fixture
-def agent() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
+def agent() -> Iterator[Agent]:
     """The agent's end of the channel: its path and what it hears."""
     heard: queue.Queue[dict[str, Any]] = queue.Queue()
 
@@ -40,13 +42,23 @@ assert "torch" not in sys.modules, "report needs no torch"
 """
 
 
-def test_the_agent_hears_few_messages_and_the_last_one(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
+def hear(agent: Agent, script: str) -> list[dict[str, Any]]:
+    """What the agent hears of the only rank of this script."""
     path, heard = agent
     env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
-    subprocess.run([sys.executable, "-c", SCRIPT], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=60)
     messages = []
     while (message := heard.get(timeout=30))["type"] != "hung up":
         messages.append(message)
+    return messages
+
+
+def hear_reports(agent: Agent, script: str) -> list[dict[str, Any]]:
+    return [message for message in hear(agent, script) if message["type"] == "progress"]
+
+
+def test_the_agent_hears_few_messages_and_the_last_one(agent: Agent) -> None:
+    messages = hear(agent, SCRIPT)
     reports = [message for message in messages if message["type"] == "progress"]
     assert messages[0]["type"] == "hello"
     assert reports[0]["step"] == 1
@@ -157,9 +169,7 @@ session.close()
 
 
 @pytest.mark.parametrize("grows", [True, False])
-def test_a_session_says_what_a_batch_that_grows_is_worth(
-    agent: tuple[str, queue.Queue[dict[str, Any]]], grows: bool
-) -> None:
+def test_a_session_says_what_a_batch_that_grows_is_worth(agent: Agent, grows: bool) -> None:
     path, heard = agent
     script = GROWS if grows else GROWS.replace("growth=growth, on_world=on_world", "growth=growth")
     env = clean_environment(ELASTICJOB_CONTROL=path, ELASTICJOB_IN_PROCESS="0")
@@ -311,33 +321,17 @@ elasticjob.report(step=3, flops=64e9)
 """
 
 
-def test_a_report_of_work_ends_no_training(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
-    path, heard = agent
-    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
-    subprocess.run([sys.executable, "-c", IN_A_CHANGED_ENVIRONMENT], env=env, check=True, timeout=60)
-    steps = []
-    while (message := heard.get(timeout=30))["type"] != "hung up":
-        steps += [message["step"]] if message["type"] == "progress" else []
-    assert steps[-1] == 3
+def test_a_report_of_work_ends_no_training(agent: Agent) -> None:
+    assert hear_reports(agent, IN_A_CHANGED_ENVIRONMENT)[-1]["step"] == 3
 
 
-def test_the_peak_of_a_known_device_need_not_be_given(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
-    path, heard = agent
-    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
-    subprocess.run([sys.executable, "-c", ON_A_KNOWN_DEVICE], env=env, check=True, timeout=60)
-    reports = []
-    while (message := heard.get(timeout=30))["type"] != "hung up":
-        reports += [message] if message["type"] == "progress" else []
+def test_the_peak_of_a_known_device_need_not_be_given(agent: Agent) -> None:
+    reports = hear_reports(agent, ON_A_KNOWN_DEVICE)
     assert reports[-1]["mfu"] == pytest.approx(64e9 / reports[-1]["stepSeconds"] / 989e12, rel=1e-3)
 
 
-def test_what_a_script_counts_and_saves_is_told(agent: tuple[str, queue.Queue[dict[str, Any]]]) -> None:
-    path, heard = agent
-    env = clean_environment(ELASTICJOB_CONTROL=path, RANK="0", WORLD_SIZE="1", MASTER_ADDR="x", MASTER_PORT="1")
-    subprocess.run([sys.executable, "-c", COUNTING], env=env, check=True, timeout=60)
-    reports = []
-    while (message := heard.get(timeout=30))["type"] != "hung up":
-        reports += [message] if message["type"] == "progress" else []
+def test_what_a_script_counts_and_saves_is_told(agent: Agent) -> None:
+    reports = hear_reports(agent, COUNTING)
     first, last = reports[0], reports[-1]
     assert not {"samplesPerSecond", "tokensPerSecond", "mfu", "checkpointAges"} & first.keys()
     assert last["samplesPerSecond"] == pytest.approx(64 / last["stepSeconds"], rel=1e-4)
