@@ -100,7 +100,7 @@ def test_a_training_stack_goes_through_every_change(
     if name.endswith("-adapter"):
         assert story.count_repeated(told.steps) <= 200, "only the killed pod costs steps"
     status = jobs.status(name)
-    assert status["restarts"]["user"] <= row.charged, "no failure is the program's"
+    assert status["restarts"]["user"] <= row.charged, json.dumps(status.get("failures"), indent=1)
     measured = {
         "pauses": {event: round(seconds, 2) for event, seconds in story.find_pauses(told).items()},
         "cpu": {generation: round(seconds, 2) for generation, seconds in story.find_start_costs(told.steps).items()},

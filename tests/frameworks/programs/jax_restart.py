@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -10,13 +11,20 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from record import Data, Record
+from torch.distributed import TCPStore
 
 STEPS = int(sys.argv[1])
 BATCH = 48  # of all ranks together
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-# torch's store has MASTER_PORT; JAX gets the one after it.
-coordinator = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+# Rank 0 chooses the coordinator's port and tells it in torch's store: nobody keeps the one after MASTER_PORT free.
+host, key = os.environ["MASTER_ADDR"], f"jax/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+store = TCPStore(host, int(os.environ["MASTER_PORT"]), is_master=False)
+if rank == 0:
+    with socket.socket() as free:
+        free.bind(("", 0))  # on all addresses, as the coordinator will
+        store.set(key, str(free.getsockname()[1]))
+coordinator = f"{host}:{store.get(key).decode()}"
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.config.update("jax_enable_preemption_service", False)  # it catches SIGTERM, and a change would wait for the grace
 jax.distributed.initialize(coordinator, num_processes=size, process_id=rank)
