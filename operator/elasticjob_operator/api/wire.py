@@ -223,6 +223,7 @@ class World(Wire):
     store: Store
     restarts: Count = 0  # worker-caused restarts so far
     repeats: Count | None = None  # how many of them in a row were the same error at the same place, from two on
+    before: Count | None = None  # restore only checkpoints of earlier steps
 
 
 class Regroup(Wire):
@@ -239,6 +240,7 @@ class Regroup(Wire):
     reason: Short
     checkpoint: bool = False
     grace_seconds: float = 30.0
+    fresh: bool | None = None  # end the workers, also those that keep their memory
 
 
 class Stop(Wire):

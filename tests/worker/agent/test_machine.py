@@ -67,6 +67,21 @@ def test_hung_workers_are_held_for_as_long_as_another_agent_may_examine_its_own(
     assert stages.HOLD > looks.ANSWER_SECONDS + stacks.PATIENCE + local_workers.DETAILS_SECONDS
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_sessions_end_with_their_world_if_the_hub_wants_other_ones(checkpoint: bool) -> None:
+    """A rule of the job restarts it: what the sessions have in memory is what is sick. They save first, if they may."""
+    order = replace(regroup(checkpoint=checkpoint, reason="rule"), fresh=True)
+    state, done = play(make_state(Stage.RUNNING, sessions=True), hub_changed(order))
+    if checkpoint:
+        assert kinds(done) == ["Save"]
+        state, done = play(state, events.Saved())
+    assert kinds(done)[0] == "KillProcesses"
+    assert done[0] == events.KillProcesses(frozenset())
+    assert (state.stage, phases(done)) == (Stage.PAUSING, [wire.STOPPING])
+    _, done = play(make_state(Stage.RUNNING), hub_changed(order))
+    assert kinds(done) == [wire.STOPPING], "workers without a session always end"
+
+
 def test_a_newcomer_joins_a_world_and_leaves_it() -> None:
     state = State(wire.AgentState(address="10.0.0.1"), 30.0)
     state, done = play(state, hub_changed(), events.Sized(2), events.Wanted())

@@ -199,6 +199,27 @@ def test_the_newest_checkpoints_are_passed_over_where_the_same_error_repeats(rep
     assert list(pass_over([], repeats)) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "repeats", "left"),
+    [
+        (None, 0, [40, 30, 20]),
+        (41, 0, [40, 30, 20]),
+        (40, 0, [30, 20]),
+        (40, 2, [20]),
+        (40, 9, [20]),
+        (20, 0, [20]),
+        (0, 5, [20]),
+    ],
+)
+def test_checkpoints_from_where_training_was_sick_are_passed_over(
+    before: int | None, repeats: int, left: list[int]
+) -> None:
+    assert list(pass_over([40, 30, 20], repeats, before, lambda step: step)) == left
+    assert list(pass_over([], repeats, before, lambda step: step)) == []
+    unknown = [20] if before is not None else [40, 30, 20]
+    assert list(pass_over([40, 30, 20], 0, before)) == unknown, "of those without a step, it is not known"
+
+
 def test_imports_ahead_take_no_variable_that_each_start_sets_anew() -> None:
     """A module that reads one while it is imported must be imported by each worker."""
     place = Place(generation=3, rank=1, world_size=4, address="10.0.0.1", port=29500, repeats=2)

@@ -42,6 +42,7 @@ CHECKPOINT_RATE: Final = "ELASTICJOB_CHECKPOINT_MIB_PER_SECOND"  # optional, set
 GENERATION: Final = "ELASTICJOB_GENERATION"
 TRACEPARENT: Final = "TRACEPARENT"  # from the operator where jobs are traced, else whatever the author of the job wrote
 REPEATS: Final = "ELASTICJOB_REPEATED_FAILURES"  # with the same error, without progress; from two on
+RESTORE_BEFORE: Final = "ELASTICJOB_RESTORE_BEFORE"  # a step: only checkpoints of earlier ones are restored
 CONTROL: Final = "ELASTICJOB_CONTROL"
 RUN_ID: Final = "ELASTICJOB_RUN_ID"  # what its workers have as TORCHELASTIC_RUN_ID
 MEMORY: Final = "ELASTICJOB_MEMORY"  # the agent's folder in shared memory, for snapshots

@@ -188,6 +188,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._set_restarts(world.restarts)
         os.environ[env.GENERATION] = str(world.generation)  # the workers inherit them
         os.environ[env.REPEATS] = str(world.repeats)
+        os.environ[env.RESTORE_BEFORE] = "" if world.before is None else str(world.before)
         env.enter_span(os.environ, world.generation)
         self.executor.workers.begin()
         where = RendezvousStoreInfo(world.store.address, world.store.port)
@@ -197,6 +198,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         """Let torch start the workers without a world; the executor sends them worlds later."""
         self._set_restarts(0)
         os.environ[env.GENERATION] = os.environ[env.REPEATS] = "0"  # the workers inherit them
+        os.environ[env.RESTORE_BEFORE] = ""
         store = PodStore(self.executor.state.published.nproc, self.executor.finish, lambda: False)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.executor.settings.pod_ip, env.NO_PORT))
 

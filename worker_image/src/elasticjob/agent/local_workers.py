@@ -330,4 +330,5 @@ def find_place(world: wire.World, local_rank: int) -> Place:
         group_world_size=len(world.nprocs),
         restarts=world.restarts,
         repeats=world.repeats,
+        before=world.before,
     )

@@ -77,6 +77,13 @@ def pause(state: State, now: float) -> Result:
     )
 
 
+def leave(state: State, now: float) -> Result:
+    """End the world of sessions, and the sessions with it if the hub wants other ones."""
+    state, actions = pause(state, now)
+    is_fresh = isinstance(state.hub.directive, wire.Regroup) and state.hub.directive.fresh
+    return state, (events.KillProcesses(frozenset()), *actions) if is_fresh else actions
+
+
 def end_hang(state: State, now: float) -> Result:
     """End a hung world, in which nothing can be saved. First all agents collect the stacks of their workers."""
     if state.evidence is not None:
@@ -125,11 +132,11 @@ def _while_running(state: State, now: float) -> Result:
         return end_hang(state, now)
     if over and not state.keeps_memory:
         return publish(replace(state, stage=Stage.ENDING, until=None), phase=wire.STOPPING, failure=None)
-    if over and isinstance(directive, wire.Stop) and directive.checkpoint:
+    if over and directives.ends_memory(directive) and directives.grace_of(directive):
         # The workers' memory is about to be lost: let the scripts save while the world still works.
-        return save(state, directive.grace_seconds, now)
+        return save(state, directives.grace_of(directive), now)
     if over:
-        return pause(state, now)
+        return leave(state, now)
     if state.until is not None and now >= state.until:  # the hub did not react to the reported hang
         return (replace(state, until=None), (events.Kill(),)) if state.keeps_memory else end_hang(state, now)
     if state.keeps_memory and state.all_idle:
@@ -159,7 +166,7 @@ def _while_holding(state: State, now: float) -> Result:
 def _while_saving(state: State, now: float) -> Result:
     late = state.until is None or now >= state.until
     if state.keeps_memory:
-        return pause(state, now) if late else (state, ())
+        return leave(state, now) if late else (state, ())
     return stop(state, now) if late or rules.must_hurry(state, now) else (state, ())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticjob.env import GENERATION, REPEATS
+from elasticjob.env import GENERATION, REPEATS, RESTORE_BEFORE
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Place:
     group_world_size: int = 1
     restarts: int = 0
     repeats: int = 0  # of these, in a row with the same error
+    before: int | None = None  # only checkpoints of earlier steps are to be restored
 
     def as_message(self) -> dict[str, Any]:
         return {"type": "world", **asdict(self)}
@@ -42,6 +43,7 @@ class Place:
             "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
             GENERATION: str(self.generation),
             REPEATS: str(self.repeats),
+            RESTORE_BEFORE: "" if self.before is None else str(self.before),
         }
 
 
@@ -65,4 +67,5 @@ def from_environ(environ: Mapping[str, str]) -> Place | None:
         group_world_size=int(environ.get("GROUP_WORLD_SIZE", "1")),
         restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         repeats=int(environ.get(REPEATS, "0")),
+        before=int(environ[RESTORE_BEFORE]) if environ.get(RESTORE_BEFORE) else None,
     )

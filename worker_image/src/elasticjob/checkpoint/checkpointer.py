@@ -106,7 +106,8 @@ class Checkpointer:
         self._deciders: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._repeats = context.current().repeats
+        here = context.current()
+        self._repeats, self._before = here.repeats, here.before
         self._owed = owed.find(self.directory)  # the step of a save that the last world did not complete
         self._damaged: set[int] = set()  # found by restore(): they are deleted first
         self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet
@@ -328,7 +329,7 @@ class Checkpointer:
 
         A damaged or unfinished checkpoint is skipped with a warning and added to `skipped`. Where the same error has
         stopped the training twice without progress, the newest checkpoint is restored last, and one more with each
-        further time. Raises
+        further time; where a rule of the job has found it sick, those from that step on. Raises
         CheckpointFailedError if the previous save failed, and if the newest intact checkpoint is of another model or
         optimizer.
         """
@@ -358,14 +359,16 @@ class Checkpointer:
 
     def _pass_over(self, steps: Sequence[int]) -> float:
         """The newest of these steps to start from: the newest one may be why the same error has come again."""
-        repeats, self._repeats = self._repeats, 0
-        chosen = context.pass_over(steps, repeats)
+        repeats, before = self._repeats, self._before
+        self._repeats, self._before = 0, None
+        chosen = context.pass_over(steps, repeats, before, lambda step: step)
         if len(chosen) == len(steps):
             return math.inf
         if self._rank == 0:
             left_out = ", ".join(map(str, steps[: len(steps) - len(chosen)]))
-            text = "the same error %d times without progress: the checkpoints of steps %s in %s are restored last"
-            _log.warning(text, repeats, left_out, self.directory)
+            sick = "" if before is None else f"training was sick from step {before} on"
+            why = sick or f"the same error {repeats} times without progress"
+            _log.warning("%s: the checkpoints of steps %s in %s are restored last", why, left_out, self.directory)
             with contextlib.suppress(OSError):  # it may only be read
                 files.distrust(self.directory, chosen[0])
         return chosen[0]

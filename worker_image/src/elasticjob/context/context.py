@@ -7,11 +7,11 @@ plain `python train.py`. An invalid value is an error that names the variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from elasticjob.env import NAME, NO_PORT, POD_IP, REPEATS, UID
+from elasticjob.env import NAME, NO_PORT, POD_IP, REPEATS, RESTORE_BEFORE, UID
 from elasticjob.errors import ConfigurationError
 
 Found = TypeVar("Found")
@@ -35,6 +35,7 @@ class Context:
     uid: str = ""  # of the job: the same in all worlds and after every restart; another one if the job is created again
     pod_ip: str = ""
     repeats: int = 0  # restarts in a row because of the same error at the same place; 0 for the first one
+    before: int | None = None  # checkpoints from this step on are not to be restored; None: any may be
 
 
 def read_integer(env: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -82,6 +83,7 @@ def read_context(env: Mapping[str, str]) -> Context:
         generation=read_integer(env, "ELASTICJOB_GENERATION", restarts),
         restarts=restarts,
         repeats=read_integer(env, REPEATS, 0),
+        before=read_integer(env, RESTORE_BEFORE, 0) if env.get(RESTORE_BEFORE) else None,
         master_address=env["MASTER_ADDR"],
         master_port=port,
         launched=True,
@@ -97,15 +99,24 @@ def current() -> Context:
     return read_context(os.environ)
 
 
-def pass_over(newest_first: Sequence[Found], repeats: int) -> Sequence[Found]:
+def pass_over(
+    newest_first: Sequence[Found],
+    repeats: int,
+    before: int | None = None,
+    step_of: Callable[[Found], int | None] = lambda one: None,
+) -> Sequence[Found]:
     """The checkpoints to start from, after so many failures in a row with the same error at the same place. Pure.
 
     The newest one may be the cause, so from the second failure on it is left out, and one more with each further
-    failure; the oldest one never is.
+    failure. So are those that a rule of the job calls sick: of step `before` and later, and of an unknown step. The
+    oldest one never is.
     """
-    return newest_first[max(0, min(repeats - 1, len(newest_first) - 1)) :]
+    fit = [one for one in newest_first if before is None or ((step := step_of(one)) is not None and step < before)]
+    fit = fit or [*newest_first[-1:]]
+    return fit[max(0, min(repeats - 1, len(fit) - 1)) :]
 
 
-def choose_start(newest_first: Sequence[Found]) -> Found | None:
+def choose_start(newest_first: Sequence[Found], step_of: Callable[[Found], int | None]) -> Found | None:
     """The checkpoint that this process starts from; None if there is none."""
-    return next(iter(pass_over(newest_first, current().repeats)), None)
+    here = current()
+    return next(iter(pass_over(newest_first, here.repeats, here.before, step_of)), None)

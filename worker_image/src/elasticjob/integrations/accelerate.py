@@ -28,6 +28,13 @@ _UNFINISHED = "unfinished"
 _REPLACED = "replaced"
 
 
+def _step_of(place: Path) -> int | None:
+    try:
+        return int(json.loads((place / _PLACE).read_text())["step"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 class Checkpoints:
     """Checkpoints of `accelerator.save_state` in one folder, which all pods see."""
 
@@ -43,7 +50,7 @@ class Checkpoints:
 
         Where the same error has stopped the training twice without progress, it is an older one.
         """
-        found = context.choose_start(self._find()[::-1])
+        found = context.choose_start(self._find()[::-1], _step_of)
         if found is None:
             return dict(start)
         self._accelerator.load_state(str(found))

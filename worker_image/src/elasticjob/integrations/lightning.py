@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,14 @@ def find_checkpoint(folder: str | Path) -> str | None:
         last = place / "meta.pt" if place.is_dir() else place
         with contextlib.suppress(OSError):  # removed meanwhile, or not whole
             found.append((last.stat().st_mtime_ns, str(place)))
-    chosen = context.choose_start(sorted(found, reverse=True))
+    chosen = context.choose_start(sorted(found, reverse=True), lambda one: _step_of(one[1]))
     return chosen[1] if chosen else None
+
+
+def _step_of(place: str) -> int | None:
+    """The step in a file's name, as Lightning's ModelCheckpoint writes it by default."""
+    found = re.search(r"step=([0-9]{1,15})", Path(place).name)
+    return int(found[1]) if found else None
 
 
 class ElasticJobCallback(Callback):  # type: ignore[misc, unused-ignore]

@@ -36,7 +36,7 @@ def find_checkpoint(folder: str | Path) -> str | None:
     """
     found = [place for place in Path(folder).glob("checkpoint-*") if _is_whole(place)]
     found.sort(key=lambda place: ((place / _LAST).stat().st_mtime_ns, _number_of(place)), reverse=True)
-    chosen = context.choose_start(found)
+    chosen = context.choose_start(found, _number_of)
     return str(chosen) if chosen else None
 
 

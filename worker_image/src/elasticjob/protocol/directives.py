@@ -36,6 +36,11 @@ def is_given_up(generation: int, directive: wire.Directive | None) -> bool:
     return isinstance(directive, wire.Regroup) and directive.generation > generation
 
 
+def ends_memory(directive: wire.Directive | None) -> bool:
+    """Whether the workers end with their world, also those that keep their memory."""
+    return isinstance(directive, wire.Stop) or (isinstance(directive, wire.Regroup) and directive.fresh)
+
+
 def grace_of(directive: wire.Directive | None) -> float:
     """Seconds that the script may take to save its state before the generation ends; 0 if it cannot save."""
     if isinstance(directive, wire.Regroup | wire.Stop) and directive.checkpoint:

@@ -54,6 +54,7 @@ class World:
     store: Store
     restarts: int = 0
     repeats: int = 0  # how many of them in a row were the same error; 0 for the first one
+    before: int | None = None  # restore only checkpoints of earlier steps
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Regroup:
     reason: str
     checkpoint: bool = False
     grace_seconds: float = 30.0
+    fresh: bool = False  # end the workers, also those that keep their memory
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,8 @@ def _parse_directive(value: dict[str, Any]) -> Directive:
     checkpoint = value.get("checkpoint", False) is True
     grace = fields.read_number(value, "graceSeconds", 30.0)
     if action == "regroup":
-        return Regroup(fields.read_count(value, "generation"), fields.read_text(value, "reason"), checkpoint, grace)
+        generation, reason = fields.read_count(value, "generation"), fields.read_text(value, "reason")
+        return Regroup(generation, reason, checkpoint, grace, value.get("fresh") is True)
     if action == "stop":
         return Stop(fields.read_text(value, "reason"), value.get("ok", True) is True, checkpoint, grace)
     raise WireError(f"the hub sent a directive with unknown action {action!r}")
@@ -291,7 +294,9 @@ def _parse_world(value: dict[str, Any]) -> World:
         raise WireError("a world needs a store")
     store = Store(fields.read_text(raw_store, "address"), fields.read_count(raw_store, "port"))
     generation, restarts = fields.read_count(value, "generation"), fields.read_count(value, "restarts", 0)
-    return World(generation, rank, nprocs, store, restarts, fields.read_count(value, "repeats", 0))
+    repeats = fields.read_count(value, "repeats", 0)
+    before = fields.read_count(value, "before") if "before" in value else None
+    return World(generation, rank, nprocs, store, restarts, repeats, before)
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:
