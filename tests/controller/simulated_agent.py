@@ -282,13 +282,14 @@ class SimAgent:
             state=state,
             state_since=before.state_since if before is not None and same else now,
             progress=self._progress() or (before.progress if before else None),
+            progress_since=now,
         )
 
     def _progress(self) -> wire.Progress | None:
-        own = self.cluster.step_seconds.get(self.pod.record.node)
-        if own is None or self.phase is not RUNNING or self.world is None:
+        own, more = self.cluster.step_seconds.get(self.pod.record.node), self.cluster.reports(self)
+        if (own is None and more is None) or self.phase is not RUNNING or self.world is None:
             return None
-        return wire.Progress(generation=self.generation, rank=self.world.rank, own_seconds=own)
+        return wire.Progress(generation=self.generation, rank=self.world.rank, own_seconds=own, **(more or {}))
 
 
 def lose(agent: Agent, by: str, now: float) -> Agent:

@@ -17,6 +17,7 @@ from controller.simulated_agent import FAILED, LEAVING, RUNNING, SUCCEEDED, Pace
 from controller.simulated_invariants import Invariants
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
+from elasticjob_operator.failures import health_watch
 from elasticjob_operator.model import reading
 from elasticjob_operator.model.containers import Exit, PodPhase
 from elasticjob_operator.model.observe import Agent, Job, Node, Pod
@@ -85,6 +86,8 @@ class Cluster:
         self.unfit: set[str] = set()  # nodes on which the preflight fails
         self.bad_links: set[str] | None = None  # nodes with a slow network; None: agents do not check the network
         self.step_seconds: dict[str, float] = {}  # by node: the own time of a step that its agents report
+        self.reports: Callable[[SimAgent], dict[str, Any] | None] = lambda agent: None  # what else its script reports
+        self.health: health_watch.Memory = {}
         self.default_behaviour = ""
         self.ports = 40_000
         self.made = 0
@@ -171,10 +174,13 @@ class Cluster:
         pods = tuple(p.record for p in self.pods.values())
         if self.stale_pods is not None:
             pods, self.stale_pods = self.stale_pods, None
+        agents = dict(self.agents)
+        self.health = health_watch.look(self.health, self.spec, self.status, agents, self.now)
         return Seen(
             job=job,
             pods=pods,
-            agents=dict(self.agents),
+            agents=agents,
+            health=self.health,
             nodes={name: n.record for name, n in self.nodes.items()},
             children=frozenset(self.children),
             now=self.now,
@@ -230,6 +236,9 @@ class Cluster:
             self.spec = self.spec.model_copy(update={"replicas": made.set_replicas})
             self.has_replicas = True
             self.raw_generation += 1
+        if made.set_suspend:
+            self._write()
+            self.edit(suspend=True)
         for child in made.ensure:
             self._write()
             self.children = {c for c in self.children if c[:2] != (child.kind.value, child.name)}
@@ -277,7 +286,7 @@ class Cluster:
         for pod in self.pods.values():
             if pod.agent is not None:
                 pod.agent.connected = False
-        self.agents = {}
+        self.agents, self.health = {}, {}
 
     def start_operator(self, *, stale: tuple[Pod, ...] | None = None) -> None:
         self.operator_up, self.hub_started, self.stale_pods = True, self.now, stale

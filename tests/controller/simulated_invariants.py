@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.failures import incidents
 from elasticjob_operator.history import goodput
 from elasticjob_operator.plan.plan import Plan, Seen
 
@@ -67,6 +68,7 @@ class Invariants:
             leaving = {n for n, node in seen.nodes.items() if node.leaving or node.cordoned}
             replaced = {s.uid for s in made.status.stragglers if s.replace_time is not None}
             assert len(replaced) <= 1, "one pod at a time is replaced for its slowness"
+            replaced |= {*incidents.replaced(made.status)}
             staying = [
                 p
                 for p in seen.pods

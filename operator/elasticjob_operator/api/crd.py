@@ -109,6 +109,8 @@ _LISTS = {
     "timeline": 128,
     "failures": 64,
     "stragglers": 64,
+    "incidents": 64,
+    "best": 64,
     "nodeFaults": 64,
     "preflight": 64,
 }

@@ -125,6 +125,7 @@ class Cause(StrEnum):
     PODS_CHANGED = "pods-changed", "the set of running pods changed"
     UNRESPONSIVE = "unresponsive", "the agent of a pod does not respond"
     STRAGGLER = "straggler", "a slow member is replaced"
+    RULE = "rule", "a rule of spec.health.rules ended the world"
     QUOTA = "quota", "the queue took quota back"
 
 

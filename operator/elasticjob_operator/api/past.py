@@ -121,6 +121,31 @@ class StragglerStatus(StatusModel):
         return self.own_seconds / max(self.others_seconds, 1e-9)
 
 
+class BestValue(StatusModel):
+    size: int = Field(description="Pods of the world.")
+    value: float
+
+
+class IncidentStatus(StatusModel):
+    """What a rule of health.rules has found."""
+
+    rule: str
+    count: int = Field(default=0, description="Incidents so far.")
+    acted: int = Field(default=0, description="How often the rule has restarted or replaced.")
+    last_action: str | None = Field(default=None, description="What was done about the last one.")
+    since: str | None = Field(default=None, description="When it began; absent if it is over.")
+    last_time: str | None = Field(default=None, description="When the last one began.")
+    generation: int = Field(default=0, description="The world in which that was.")
+    step: int | None = Field(default=None, description="The first step that showed it, as far as steps were reported.")
+    rank: int | None = None
+    pod: str | None = None
+    node: str | None = None
+    message: str = ""
+    best: list[BestValue] = Field(
+        default_factory=list, description="Of a rule with fallsPercent: the best value by number of pods."
+    )
+
+
 class PreflightStatus(StatusModel):
     """What the check of the network measured at a node; see health.preflight."""
 

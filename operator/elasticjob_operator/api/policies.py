@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from elasticjob_operator.api.base import MOST_SECONDS, Model, Replicas, Seconds, number_or, schema_of_number_or
+from elasticjob_operator.api.health_rules import MOST_RULES, HealthRule
 
 MetricSpec = Annotated[
     dict[str, Any],
@@ -289,6 +290,25 @@ class Health(Model):
         description="Every how many steps sessions compare their replicas, of the model or of each shard; 0: never. A "
         "rank that differs from most of them is excluded, and all go back to the last step that they agreed on.",
     )
+    rules: list[HealthRule] | None = Field(
+        default=None,
+        max_length=MOST_RULES,
+        description="What counts as sick in this training, and what is done about it. Left out: a loss that is not "
+        "finite is reported. An empty list: nothing is.",
+    )
+
+    CEL = (
+        (
+            "!has(self.rules) || self.rules.all(a, self.rules.exists_one(b, a.name == b.name))",
+            "two rules have the same name: give each its own",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rules and len({rule.name for rule in self.rules}) < len(self.rules):
+            raise ValueError(self.CEL[0][1])
+        return self
 
 
 class Network(Model):

@@ -14,6 +14,7 @@ from elasticjob_operator.api.past import (
     DiagnosisStatus,
     FailureStatus,
     GoodputStatus,
+    IncidentStatus,
     LostSeconds,
     NodeFault,
     PreflightStatus,
@@ -104,6 +105,25 @@ class BackoffStatus(StatusModel):
     )
 
 
+class OrderedRestart(StatusModel):
+    """The end of a world that a rule of health.rules has ordered."""
+
+    rule: str
+    generation: int = Field(default=0, description="The world that it ends.")
+    rank: int | None = None
+    pod: str | None = None
+    uid: str | None = Field(default=None, description="The pod (UID) whose place another one takes.")
+    node: str | None = Field(default=None, description="Its node, which new pods should avoid.")
+    saves: bool = Field(default=True, description="Whether the scripts save first.")
+    before: int | None = Field(
+        default=None, description="Only checkpoints of earlier steps are restored, until training has passed `until`."
+    )
+    until: int | None = Field(default=None, description="The highest step at that time.")
+    tries: int | None = Field(
+        default=None, description="How many worlds in a row were sick from their first report on."
+    )
+
+
 class RestartStatus(StatusModel):
     user: int = Field(default=0, description="Worker-caused restarts in the current window.")
     infrastructure: int = Field(default=0, description="Restarts because of lost pods or nodes; free.")
@@ -120,6 +140,7 @@ class RestartStatus(StatusModel):
     )
     counted: list[str] = Field(default_factory=list, description="Failed pods (UIDs) that have been accounted for.")
     backoff: BackoffStatus | None = None
+    ordered: OrderedRestart | None = None
     unasked_until: str | None = Field(
         default=None, description="When the worlds that members left without a failure stop counting."
     )
@@ -315,6 +336,9 @@ class Status(StatusModel):
     diagnosis: DiagnosisStatus | None = None
     stragglers: list[StragglerStatus] = Field(
         default_factory=list, description="Slow members, the slowest first, at most 8; see health.stragglers."
+    )
+    incidents: list[IncidentStatus] = Field(
+        default_factory=list, description="What health.rules have found, at most one entry for each rule."
     )
     node_faults: list[NodeFault] = Field(default_factory=list)
     preflight: list[PreflightStatus] = Field(

@@ -113,7 +113,11 @@ class Applier:
 
     def wait_until(self, job: Job, plan: Plan, now: float) -> float:
         """When the API server may be asked for what this plan creates; `now` (monotonic) if it may be at once."""
-        writes = len(plan.ensure) + min(batches.FIRST, len(plan.create)) + (plan.set_replicas is not None)
+        writes = (
+            len(plan.ensure)
+            + min(batches.FIRST, len(plan.create))
+            + (plan.set_replicas is not None or plan.set_suspend)
+        )
         return self.refused.wait_until(job.uid, writes, now)
 
     def _note_refused_write(self, job: Job, error: ApiError) -> None:
@@ -157,30 +161,37 @@ class Applier:
     async def _write_job(self, job: Job, version: str, plan: Plan, now: float) -> None:
         """Write `spec.replicas` before the status: it changes metadata.generation, which the status refers to."""
         status = plan.status
-        if plan.set_replicas is None:
+        if plan.set_replicas is None and not plan.set_suspend:
             await self._patch_status(job, version, status, plan, now)
             return
         try:
-            metadata = await self._set_replicas(job, version, plan)
+            metadata = await self._write_spec(job, version, plan)
         except ApiError as error:
             self._note_refused_write(job, error)
             if not refusals.is_refusal(error):
                 raise
-            logger.warning("%s/%s: cannot set the default of spec.replicas: %s", job.namespace, job.name, error)
+            logger.warning("%s/%s: cannot write the spec: %s", job.namespace, job.name, error)
             await self._patch_status(job, version, status, plan, now)
             return
         if status.observed_generation == job.generation:
             status = observe(status, metadata["generation"])
-        status = revise(status, written_replicas=plan.set_replicas)
+        if plan.set_replicas is not None:
+            status = revise(status, written_replicas=plan.set_replicas)
         await self._patch_status(job, str(metadata["resourceVersion"]), status, plan, now)
 
-    async def _set_replicas(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:
-        """Set `spec.replicas` as `kubectl scale` would, marked as the operator's; return the job's new metadata."""
+    async def _write_spec(self, job: Job, version: str, plan: Plan) -> Mapping[str, Any]:
+        """Set `spec.replicas` as `kubectl scale` would, marked as the operator's, and `runPolicy.suspend`, as somebody
+        would who has looked at the job; return the job's new metadata.
+        """
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
         mark = names.ANNOTATION_POOL if plan.is_pool_size else names.ANNOTATION_DEFAULT
-        annotations = {mark: str(plan.set_replicas)}
-        metadata = {"resourceVersion": version, "uid": job.uid, "annotations": annotations}
-        body = {"metadata": metadata, "spec": {"replicas": plan.set_replicas}}
+        metadata: dict[str, Any] = {"resourceVersion": version, "uid": job.uid}
+        spec: dict[str, Any] = {}
+        if plan.set_replicas is not None:
+            metadata["annotations"], spec["replicas"] = {mark: str(plan.set_replicas)}, plan.set_replicas
+        if plan.set_suspend:
+            spec["runPolicy"] = {"suspend": True}
+        body = {"metadata": metadata, "spec": spec}
         raw = await self._patch_job(job, path, body, plan)
         written: Mapping[str, Any] = raw["metadata"]
         return written

@@ -232,7 +232,9 @@ def _lose(before: Account, to: Loss, seconds: float) -> Account:
     )
 
 
-_RESTARTS = frozenset({names.Cause.FAILED, names.Cause.LOST, names.Cause.HUNG, names.Cause.UNRESPONSIVE})
+_RESTARTS = frozenset(
+    {names.Cause.FAILED, names.Cause.LOST, names.Cause.HUNG, names.Cause.UNRESPONSIVE, names.Cause.RULE}
+)
 
 
 def loss_of(cause: str) -> Loss:

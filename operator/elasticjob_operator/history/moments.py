@@ -63,6 +63,7 @@ class Moment:
     budget: int = 0  # failures that count against maxRestarts now
     failure: tuple[str, str, int | None] = ("", "", None)  # reason, message and rank of the last one
     stragglers: tuple[Straggler, ...] = ()
+    incidents: tuple[tuple[str, int, str], ...] = ()  # (rule, how many, what the last one was)
     links: tuple[tuple[str, float, float], ...] = ()  # (node, seconds of a round trip, bytes per second)
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
     told: Told | None = None  # what the script has reported
@@ -99,6 +100,7 @@ def read(status: api.Status) -> Moment:
         budget=status.restarts.user,
         failure=(last.reason or "", last.message or "", last.rank) if last else ("", "", None),
         stragglers=tuple(Straggler(s.rank, s.pod, s.node or "", s.slowdown) for s in status.stragglers),
+        incidents=tuple((i.rule, i.count, i.message) for i in status.incidents if i.count),
         links=tuple((p.node, p.round_trip_seconds or 0.0, float(p.bytes_per_second or 0)) for p in status.preflight),
         conditions=tuple((c.type, c.reason, c.message) for c in status.conditions if c.status == "True"),
         told=None if status.progress is None else _read_progress(status.progress),
@@ -160,6 +162,12 @@ def compare(before: Moment, after: Moment, now: float) -> tuple[Record, ...]:
         )
         for one in after.stragglers
         if one.pod not in known
+    ]
+    counted = {rule: count for rule, count, _ in before.incidents}
+    found += [
+        Record(Kind.SICK, now, after.generation, "RuleFired", message=f"{rule}: {message}")
+        for rule, count, message in after.incidents
+        if count > counted.get(rule, 0)
     ]
     return (*found, *_compare_conditions(before, after, now))
 

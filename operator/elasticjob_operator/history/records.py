@@ -24,6 +24,7 @@ class Kind(StrEnum):
     GAVE_UP = "GaveUp"  # the job has failed
     STUCK = "Stuck"  # no step is reported, although steps were reported before
     STRAGGLES = "Straggles"  # a member is slower than the others
+    SICK = "Sick"  # a rule of the job has found something
     DEGRADED = "Degraded"  # the job has less than it wants
 
 

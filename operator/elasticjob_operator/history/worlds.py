@@ -34,6 +34,12 @@ def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
     failed = world.reason in (names.Cause.FAILED, names.Cause.HUNG)
     if failed and failure is not None and failure.generation == old.generation and failure.rank is not None:
         return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"])
+    ordered = before.restarts.ordered
+    if world.reason == names.Cause.RULE and ordered is not None:
+        who = (
+            "" if ordered.rank is None else f": rank {ordered.rank} in {_place(ordered.pod or '', ordered.node or '')}"
+        )
+        return _shorten([f"{ordered.rule}{who}"])
     now, then = {m.uid for m in world.members}, {m.uid for m in old.members}
     gone = [_place(m.pod, m.node) for m in old.members if m.uid not in now]
     joined = [_place(m.pod, m.node) for m in world.members if m.uid not in then] if old.members else []

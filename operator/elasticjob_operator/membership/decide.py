@@ -73,6 +73,8 @@ def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = No
         return _regroup(
             situation, verdicts, cause=_breaking_cause(situation, verdicts), checkpoint=_can_save(situation, verdicts)
         )
+    if situation.ordered is not None:
+        return _regroup(situation, verdicts, cause=Cause.RULE, checkpoint=situation.ordered.saves)
     change = changes.find_change(situation, verdicts)
     if change.cause:
         return _regroup(situation, verdicts, cause=change.cause, checkpoint=True)
@@ -123,6 +125,8 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
         return Cause.FAILED
     if any(j.health is MemberHealth.LOST and not j.leaving for j in broken):
         return Cause.LOST
+    if situation.ordered is not None:
+        return Cause.RULE
     leaving = next((j.leaving for j in verdicts if j.leaving), "")
     if leaving:
         return leaving
@@ -134,9 +138,11 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
 def _can_save(situation: Situation, verdicts: Sequence[MemberVerdict]) -> bool:
     """Whether the running members can save a checkpoint.
 
-    They cannot if a member has failed, if one that was not leaving is lost, or if every running member is blocked in a
-    collective: none of them will return from it.
+    They must not if a rule wants an older state. They cannot if a member has failed, if one that was not leaving is
+    lost, or if every running member is blocked in a collective: none of them will return from it.
     """
+    if situation.ordered is not None and not situation.ordered.saves:
+        return False
     if _are_quiet(verdicts, situation) or any(
         _has_failed(j) or (j.health is MemberHealth.LOST and not j.leaving) for j in verdicts
     ):

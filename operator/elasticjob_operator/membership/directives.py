@@ -26,6 +26,7 @@ def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, w
         store=wire.Store(address=world.store.address, port=world.store.port),
         restarts=situation.restarts,
         repeats=situation.repeats or None,
+        before=situation.before,
     )
     return {m.uid: one.model_copy(update={"rank": m.rank}) for m in members}
 
@@ -33,7 +34,10 @@ def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, w
 def build_regroup(situation: Situation, cause: str, *, checkpoint: bool, generation: int | None = None) -> wire.Regroup:
     """The directive that this generation (by default the current one) and all earlier ones are over."""
     over = situation.world.generation if generation is None else generation
-    return wire.Regroup(generation=over, reason=cause, checkpoint=checkpoint, grace_seconds=situation.grace)
+    fresh = True if situation.ordered is not None and generation is None else None
+    return wire.Regroup(
+        generation=over, reason=cause, checkpoint=checkpoint, grace_seconds=situation.grace, fresh=fresh
+    )
 
 
 def fence(situation: Situation, members: Iterable[Member]) -> dict[str, wire.Directive]:

@@ -89,6 +89,8 @@ class Situation:
     grace: float = 30.0
     restarts: int = 0
     repeats: int = 0  # how many of them in a row were the same error; 0 for the first one
+    ordered: api.OrderedRestart | None = None  # a rule ends this world
+    before: int | None = None  # only checkpoints of earlier steps are restored
     settings: Settings = Settings()
 
     def by_uid(self) -> dict[str, Worker]:

@@ -58,6 +58,7 @@ class RestartFields(TypedDict, total=False):
     alike: int
     counted: list[str]
     backoff: api.BackoffStatus | None
+    ordered: api.OrderedRestart | None
     unasked_until: str | None
 
 
@@ -97,6 +98,21 @@ class StragglerFields(TypedDict, total=False):
     replace_time: str | None
 
 
+class IncidentFields(TypedDict, total=False):
+    count: int
+    acted: int
+    last_action: str | None
+    since: str | None
+    last_time: str | None
+    generation: int
+    step: int | None
+    rank: int | None
+    pod: str | None
+    node: str | None
+    message: str
+    best: list[api.BestValue]
+
+
 class CapacityFields(TypedDict, total=False):
     withdrawn: int
     attempts: int
@@ -124,6 +140,7 @@ class StatusFields(TypedDict, total=False):
     failures: list[api.FailureStatus]
     diagnosis: api.DiagnosisStatus | None
     stragglers: list[api.StragglerStatus]
+    incidents: list[api.IncidentStatus]
     node_faults: list[api.NodeFault]
     preflight: list[api.PreflightStatus]
     capacity: api.CapacityStatus | None
@@ -145,6 +162,7 @@ FIELDS: dict[type[BaseModel], Any] = {
     api.GoodputStatus: GoodputFields,
     api.WorldStatus: WorldFields,
     api.StragglerStatus: StragglerFields,
+    api.IncidentStatus: IncidentFields,
     api.CapacityStatus: CapacityFields,
     api.Status: StatusFields,
 }
@@ -170,6 +188,8 @@ def revise(before: api.GoodputStatus, **changes: Unpack[GoodputFields]) -> api.G
 def revise(before: api.WorldStatus, **changes: Unpack[WorldFields]) -> api.WorldStatus: ...
 @overload
 def revise(before: api.StragglerStatus, **changes: Unpack[StragglerFields]) -> api.StragglerStatus: ...
+@overload
+def revise(before: api.IncidentStatus, **changes: Unpack[IncidentFields]) -> api.IncidentStatus: ...
 @overload
 def revise(before: api.CapacityStatus, **changes: Unpack[CapacityFields]) -> api.CapacityStatus: ...
 def revise(before: _Model, **changes: Any) -> _Model:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from elasticjob_operator import api
 from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.failures import incidents
 from elasticjob_operator.failures.classify import Failure
 from elasticjob_operator.failures.silence import Finding
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
@@ -27,7 +28,7 @@ REASON = "LeftWorld"
 
 def find_first(seen: Seen, spec: api.Spec, verdicts: Sequence[MemberVerdict]) -> MemberVerdict | None:
     """The member that left first, if the world ended for no other reason; otherwise None."""
-    if not verdicts or not all(_left_by_itself(j) for j in verdicts):
+    if not verdicts or not all(_left_by_itself(j) for j in verdicts) or incidents.find_ordered(seen.job.status):
         return None
     members = {j.member.uid for j in verdicts}
     if len(members) < spec.wanted and any(

@@ -13,7 +13,7 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
-from elasticjob_operator.failures import backoff_rules, budget, held_pods, silence, stragglers
+from elasticjob_operator.failures import backoff_rules, budget, health_watch, held_pods, incidents, silence, stragglers
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives, probing
 from elasticjob_operator.membership.decide import Decision, State
@@ -144,6 +144,7 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["template_hash"] = spec.template_hash
     if status.is_true("Suspended"):
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
+        changes["incidents"] = incidents.close_all(status.incidents)
     if seen.job.generation != status.observed_generation and not seen.job.is_sized_by_pool:
         changes["capacity"] = _keep_failed_sizes(spec, status)
         changes["restarts"] = revise(status.restarts, backoff=backoff_rules.keep(status.restarts.backoff, spec))
@@ -163,6 +164,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     restarts = revise(restarts, backoff=backoff_rules.forget(restarts.backoff, seen.now))
     status = revise(status, restarts=restarts)
     status = revise(status, stragglers=_find_stragglers(seen, spec, status))
+    status = incidents.forget_passed(status, seen.step_of(status.rendezvous.generation))
     pods = selection.choose_pods(seen, spec, status)
     status = revise(status, rendezvous=_mark_leaving(seen, status.rendezvous, pods))
     situation = _situation(seen, config, spec, status, pods)
@@ -174,9 +176,13 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     booked = accounting.book(seen, spec, status, verdicts, pods.missing)
     if booked.reason:
         return ending.end(seen, booked.status, api.Phase.FAILED, booked.reason, booked.message)
-    if booked.status.capacity != status.capacity:  # it leaves the size that fails
-        pods = selection.choose_pods(seen, spec, booked.status)
-    status = booked.status
+    found = _note_incidents(seen, spec, booked.status)
+    if ended := incidents.find_end(spec, found):
+        return ending.end(seen, found, api.Phase.FAILED, "HealthRule", ended)
+    is_leaving = found.capacity != status.capacity  # the size that fails
+    if is_leaving or incidents.replaced(found) != incidents.replaced(status):
+        pods = selection.choose_pods(seen, spec, found)
+    status = found
     waiting = status.restarts.backoff
     hold = backoff_rules.wait_until(waiting, seen.now)
     held, look_at = backoff_rules.find_held(waiting, pods.missing, seen.pods, seen.now)
@@ -190,7 +196,9 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
             hold_until=max(flapping.hold_until(status.restarts, seen.now), whole),
             missing=pods.missing,
             restarts=status.restarts.total,
-            repeats=status.restarts.alike if status.restarts.alike >= accounting.REPEATED else 0,
+            repeats=_count_repeats(status.restarts),
+            ordered=incidents.find_ordered(status),
+            before=status.restarts.ordered.before if status.restarts.ordered else None,
         )
         decision = decide.decide(situation, verdicts)
     checks = probing.decide(situation)
@@ -202,6 +210,28 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
         wake_at=first(decision.wake_at, checks.wake_at),
     )
     return _write(seen, config, spec, status, pods, decision)
+
+
+def _count_repeats(restarts: api.RestartStatus) -> int:
+    """How many worlds in a row have failed alike, or were sick from their start on; 0 for the first one."""
+    sick = (restarts.ordered.tries or 0) + 1 if restarts.ordered is not None else 0
+    found = max(restarts.alike, sick)
+    return found if found >= accounting.REPEATED else 0
+
+
+def _note_incidents(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
+    """The status with what the rules have found, and with the condition that tells it."""
+    if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
+        return status
+    after = incidents.update(spec, status, seen.health, seen.now)
+    if not after.incidents and after.condition("Incident") is None:
+        return after
+    truth, reason, message = incidents.describe(after.incidents)
+    if not truth and after.condition("Incident") is None:
+        return after  # it remembers how well the script did
+    return revise(
+        after, conditions=reporting.with_condition(after.conditions, "Incident", truth, reason, message, seen.now)
+    )
 
 
 def _find_stragglers(seen: Seen, spec: api.Spec, status: api.Status) -> list[api.StragglerStatus]:
@@ -281,6 +311,8 @@ def _write(
     status = next_status.build(seen, spec, status, pods, decision)
     silent = first(next_status.find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
     calm = flapping.find_restless(status, seen.now).at
+    late = first(*(health_watch.due_at(rule, status) for rule in health_watch.rules_of(spec)))
+    late = late if late is not None and late > seen.now else None
     existing = {(kind, name): digest for kind, name, digest in seen.children}
     create = _new_pods(seen, config, spec, status, pods)
     # Pods created in this pass are counted already, which saves a second write.
@@ -306,9 +338,10 @@ def _write(
         events=reporting.describe_changes(seen.job.status, status, decision, seen.now),
         announces=decision.world is not None,
         set_replicas=written.find_replicas(seen.job, spec, pods.size),
+        set_suspend=incidents.is_to_suspend(spec, status),
         is_pool_size=spec.is_pooled,
         asks=pods.asks,
-        wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm),
+        wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm, late),
     )
 
 
@@ -317,7 +350,18 @@ def _new_pods(seen: Seen, config: Config, spec: api.Spec, status: api.Status, po
     own = faulty_nodes.names_of(faulty_nodes.remember([(seen.job.name, status.node_faults)], seen.now))
     # What others say may be wrong, or a lie: it must not leave this job without a node.
     hearsay = () if spec.health.avoid_nodes is api.AvoidNodes.REQUIRED else seen.suspected_nodes
-    avoid = tuple(sorted({*own, *seen.faulty_nodes, *hearsay, *stragglers.nodes_of(status.stragglers)}))
+    avoid = tuple(
+        sorted(
+            {
+                *own,
+                *seen.faulty_nodes,
+                *hearsay,
+                *stragglers.nodes_of(status.stragglers),
+                *incidents.replaced(status).values(),
+            }
+            - {""}
+        )
+    )
     # torch's own rendezvous identifies pods by index: the first one hosts the store.
     limit = None if spec.rendezvous.backend is api.RendezvousBackend.OPERATOR else pods.size.wanted
     gang = children.choose_gang(spec, config, seen.pods)

@@ -316,7 +316,7 @@ def event_of(record: Record) -> Event | None:
             return Event("NoProgress", record.message, warning=True)
         case Kind.STRAGGLES:
             return Event("Straggler", f"{record.message} ({record.who})", warning=True)
-        case Kind.DEGRADED:
+        case Kind.DEGRADED | Kind.SICK:
             return Event(record.cause, record.message, warning=True)
         case _:
             return None

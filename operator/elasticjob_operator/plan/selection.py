@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
-from elasticjob_operator.failures import nodes, stragglers
+from elasticjob_operator.failures import incidents, nodes, stragglers
 from elasticjob_operator.membership import member_health
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
 from elasticjob_operator.model.containers import PodPhase
@@ -62,7 +62,8 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
         seen.pods, seen.agents, status.rendezvous, elastic=elastic, since=seen.hub_started, now=now
     )
     slow = stragglers.find_replaced(spec, status, now)
-    departing = find_departing(seen, status.rendezvous, unresponsive, slow.gone)
+    swapped = dict.fromkeys(slow.gone, Cause.STRAGGLER) | dict.fromkeys(incidents.replaced(status), Cause.RULE)
+    departing = find_departing(seen, status.rendezvous, unresponsive, swapped)
     replaced = slow.members - departing.keys()
     live = [p for p in seen.pods if p.live and p.uid not in done]
     unadmitted = find_unadmitted(live, seen.quota)
@@ -144,11 +145,11 @@ def find_unadmitted(live: Sequence[Pod], quota: Quota | None) -> frozenset[str]:
 
 
 def find_departing(
-    seen: Seen, world: api.RendezvousStatus, unresponsive: frozenset[str], replaced: frozenset[str]
+    seen: Seen, world: api.RendezvousStatus, unresponsive: frozenset[str], replaced: Mapping[str, Cause]
 ) -> dict[str, policy.Departure]:
     """Live pods that have to leave, with the reason, by UID: the cluster removes them, or they do not respond.
 
-    So do those whose place another pod has taken.
+    So do those whose place another pod takes, or has taken: `replaced` says why.
 
     Pods whose agents were released for a suspension leave too, even if the job has been resumed meanwhile.
     """
@@ -161,7 +162,7 @@ def find_departing(
         if pod.uid in unresponsive and reason is None:
             reason = policy.Departure(Cause.UNRESPONSIVE)
         if pod.uid in replaced and reason is None:
-            reason = policy.Departure(Cause.STRAGGLER)
+            reason = policy.Departure(replaced[pod.uid])
         if reason and not pod.terminal:
             found[pod.uid] = reason
     return found

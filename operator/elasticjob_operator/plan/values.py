@@ -14,6 +14,7 @@ from typing import Any
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.failures import health_watch
 from elasticjob_operator.membership import member_health
 from elasticjob_operator.model.observe import Agent, Job, Node, Pod
 from elasticjob_operator.model.quota import Placement, Quota
@@ -80,6 +81,7 @@ class Seen:
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
     said: Mapping[str, tuple[bool, str]] = field(default_factory=dict)  # about pods that wait: see `failures.waiting`
     unresized: tuple[str, str] = ("", "")  # the template that the API server did not resize pods to, and why
+    health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the rules of the job
     contested_until: float = 0.0  # writers who fight about its size: until then, it does not grow
 
     @property
@@ -100,6 +102,12 @@ class Seen:
                 len(one.traceback or "") + len(one.message or "") for one in (state.failure, state.unsaved) if one
             )
         return len(self.pods) + len(self.job.status.rendezvous.members) + texts // 256 + items
+
+    def step_of(self, generation: int) -> int | None:
+        """The highest step that any rank reported in this world."""
+        told = (a.progress for a in self.agents.values())
+        steps = [p.step for p in told if p is not None and p.step is not None and p.generation == generation]
+        return max(steps, default=None)
 
     @property
     def step(self) -> int | None:
@@ -139,6 +147,7 @@ class Plan:
     announces: bool = False  # send the directives only after the status is persisted
     set_replicas: int | None = None
     asks: int | None = None  # pods that the job would have if its queue admitted them all; None: as many as it has
+    set_suspend: bool = False  # a rule suspends the job
     is_pool_size: bool = False  # whether the pool chose `set_replicas`; any other is a default
     delete_job: bool = False
     keep: tuple[str, ...] = ()  # status fields that must not be written, although they may differ
@@ -152,7 +161,16 @@ class Plan:
     @property
     def is_idle(self) -> bool:
         """Whether the plan writes nothing except possibly the status."""
-        writes = (self.create, self.delete, self.ensure, self.remove, self.resize, self.delete_job, self.set_replicas)
+        writes = (
+            self.create,
+            self.delete,
+            self.ensure,
+            self.remove,
+            self.resize,
+            self.delete_job,
+            self.set_replicas,
+            self.set_suspend,
+        )
         return not any(writes)
 
     def held_back(self, until: float, *, pods: bool) -> Plan:

@@ -19,6 +19,7 @@ from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import deletions, refusals
 from elasticjob_operator.apply.apply import Applier, Outcome
 from elasticjob_operator.backoff import find_pause, spread
+from elasticjob_operator.failures import health_watch
 from elasticjob_operator.hub import server as hubs
 from elasticjob_operator.integrations.queue import Queue
 from elasticjob_operator.kube.cache import Cache
@@ -86,7 +87,14 @@ class _Loop:
     last_error: ApiError | None = None
     overdue: OverduePods = field(default_factory=OverduePods)
     sizes: contests.History = ()  # that spec.replicas has had
+    health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the job's rules
     contest_at: float = 0.0  # when writers who fight about them are told again (monotonic)
+
+    def watch(self, seen: Seen) -> Seen:
+        """With what the reports have said so far about the rules of the job."""
+        if seen.job.spec is not None:
+            self.health = health_watch.look(self.health, seen.job.spec, seen.job.status, seen.agents, seen.now)
+        return replace(seen, health=self.health)
 
 
 class Controller:
@@ -273,7 +281,7 @@ class Controller:
             unresized=loop.unresized,
             contested_until=contested_until,
         )
-        made = await self._plan(seen)
+        made = await self._plan(loop.watch(seen))
         if is_try := loop.tries_one and len(made.create) > 1:
             made = replace(made, create=made.create[:1])
         made = self._hold_back(loop, job, self._delete_less(loop, job, made, now, started), now, started)
@@ -318,7 +326,10 @@ class Controller:
         if (wait := refused.wait_for_extras(job.uid, started) - started) > 0:
             made = made.without_extras(now + wait)
         if (wait := self._applier.wait_until(job, made, started) - started) > 0:
-            made, loop.is_held = replace(made.held_back(now + wait, pods=True), set_replicas=None), True
+            made, loop.is_held = (
+                replace(made.held_back(now + wait, pods=True), set_replicas=None, set_suspend=False),
+                True,
+            )
         return made
 
     def _delete_less(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:

@@ -95,6 +95,11 @@ _PART_SERIES: Final[tuple[tuple[str, str, _Parts], ...]] = (
         ),
     ),
     (
+        "rule_incidents",
+        "How often a rule of health.rules has fired.",
+        lambda one, now: ((f'rule="{_escaped(rule)}"', float(count)) for rule, count, _ in one.incidents),
+    ),
+    (
         "preflight_round_trip_seconds",
         "The shortest round trip from a node to another one, when its pod was checked.",
         lambda one, now: ((f'node="{_escaped(node)}"', seconds) for node, seconds, _ in one.links),

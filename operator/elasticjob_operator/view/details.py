@@ -33,6 +33,8 @@ def describe(job: Job, pods: Sequence[Pod], events: Sequence[Happening], now: fl
         parts += _section("Last hang", diagnosis(job.status.diagnosis, now))
     if job.status.stragglers:
         parts += _section("Slow ranks", stragglers(job.status.stragglers, now))
+    fired = [one for one in job.status.incidents if one.count]
+    parts += _section("Incidents", incidents(fired, now)) if fired else []
     if job.status.preflight:
         parts += _section("Preflight", preflight(job.status.preflight[:16]))
     if len(job.status.failures) > 1:
@@ -175,6 +177,22 @@ def stragglers(found: Sequence[api.StragglerStatus], now: float) -> Table:
             f"{one.slowdown:.1f}x",
             words.age(parse_time(one.since), now),
             words.age(parse_time(one.replace_time), now) if one.replace_time else "-",
+        )
+    return table
+
+
+def incidents(found: Sequence[api.IncidentStatus], now: float) -> Table:
+    """One line for each rule that has fired: how often, what was done about it, and what it found last."""
+    table = PlainTable("RULE", "TIMES", "LAST", "NOW", "ACTION", "WHAT")
+    table.columns[-1].no_wrap = False
+    for one in found:
+        table.add_row(
+            one.rule,
+            str(one.count),
+            words.age(parse_time(one.last_time), now),
+            "sick" if one.since else "over",
+            one.last_action or "-",
+            one.message,
         )
     return table
 

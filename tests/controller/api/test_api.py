@@ -113,6 +113,64 @@ BAD_ACROSS_FIELDS = [
         "scaling.mode Goodput needs elasticPolicy.maxReplicas: say how many pods the job may have",
         id="goodput-without-max",
     ),
+    *(
+        pytest.param(
+            spec(health={"rules": [{"name": "A", "when": {"metric": {"name": "loss", "notFinite": True}}, **rule}]}),
+            where,
+            message,
+            id=f"health-rule-{name}",
+        )
+        for name, rule, where, message in (
+            (
+                "without-action",
+                {"from": "Newest"},
+                "spec.health.rules[0]",
+                "from and atMost are for the actions Restart and Replace: remove them, or choose one of these",
+            ),
+            (
+                "that-only-reports",
+                {"action": "Report", "atMost": 2},
+                "spec.health.rules[0]",
+                "from and atMost are for the actions Restart and Replace: remove them, or choose one of these",
+            ),
+            (
+                "for-restarts",
+                {"when": {"noProgress": 3}, "forSeconds": 5},
+                "spec.health.rules[0]",
+                "forSeconds needs when.metric: remove it",
+            ),
+            (
+                "without-pod",
+                {"when": {"noProgress": 3}, "action": "Replace"},
+                "spec.health.rules[0]",
+                "Replace needs a rule that names a pod, which is one with when.metric: use Restart",
+            ),
+            (
+                "with-two-causes",
+                {"when": {"noProgress": 3, "slow": {"firstStepSeconds": 9}}},
+                "spec.health.rules[0].when",
+                "when needs exactly one of metric, noProgress and slow",
+            ),
+            (
+                "with-two-bounds",
+                {"when": {"metric": {"name": "loss", "above": 1, "below": 0}}},
+                "spec.health.rules[0].when.metric",
+                "a metric needs exactly one of notFinite, above, below, sigma and fallsPercent: write two rules",
+            ),
+            (
+                "without-limit",
+                {"when": {"slow": {}}},
+                "spec.health.rules[0].when.slow",
+                "slow needs exactly one of firstStepSeconds and checkpointSeconds",
+            ),
+        )
+    ),
+    pytest.param(
+        spec(health={"rules": [{"name": "A", "when": {"noProgress": 1}}, {"name": "A", "when": {"noProgress": 2}}]}),
+        "spec.health",
+        "two rules have the same name: give each its own",
+        id="health-rules-with-one-name",
+    ),
     pytest.param(
         spec(failurePolicy={"rules": [{"action": "FailJob"}]}),
         "spec.failurePolicy.rules[0]",

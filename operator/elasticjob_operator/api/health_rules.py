@@ -1,0 +1,184 @@
+"""`spec.health.rules`: what people call sick in their own training, and what is to be done about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from elasticjob_operator.api.base import MOST_SECONDS, Model
+
+MOST_RULES: Final = 16
+AT_MOST: Final = 3  # times that a rule restarts or replaces, unless it says otherwise
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class MetricCheck(Model):
+    """A number that the script reports, and what is wrong with it."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        description="As in elasticjob.report(metrics={...}); or samplesPerSecond, tokensPerSecond, stepSeconds or mfu.",
+    )
+    not_finite: Literal[True] | None = Field(default=None, description="NaN or infinite, at any rank.")
+    above: Number | None = Field(default=None, description="More than this, at any pod's first rank.")
+    below: Number | None = Field(default=None, description="Less than this, at any pod's first rank.")
+    sigma: Annotated[Number, Field(ge=1, le=1000)] | None = Field(
+        default=None,
+        description="So many standard deviations above the median of its last 64 reports, of which there are at least "
+        "16; at rank 0. The deviation is estimated from the median distance to that median.",
+    )
+    falls_percent: Annotated[int, Field(ge=1, le=99)] | None = Field(
+        default=None,
+        description="The median of its last 8 reports is by so much below the best such median at the same number of "
+        "pods; at rank 0.",
+    )
+
+    CEL = (
+        (
+            "[has(self.notFinite), has(self.above), has(self.below), has(self.sigma), has(self.fallsPercent)]"
+            ".filter(x, x).size() == 1",
+            "a metric needs exactly one of notFinite, above, below, sigma and fallsPercent: write two rules",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        checks = (self.not_finite, self.above, self.below, self.sigma, self.falls_percent)
+        if sum(one is not None for one in checks) != 1:
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class SlowCheck(Model):
+    """A part of the training that takes too long."""
+
+    first_step_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS)] | None = Field(
+        default=None, description="From the formation of a world to its first reported step."
+    )
+    checkpoint_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS)] | None = Field(
+        default=None,
+        description="That the steps between two reports have waited for saves by elasticjob.Checkpointer; known when "
+        "the wait is over.",
+    )
+
+    CEL = (
+        (
+            "has(self.firstStepSeconds) != has(self.checkpointSeconds)",
+            "slow needs exactly one of firstStepSeconds and checkpointSeconds",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.first_step_seconds is None) == (self.checkpoint_seconds is None):
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class When(Model):
+    """What a rule looks for: exactly one of these."""
+
+    metric: MetricCheck | None = Field(default=None, description=(MetricCheck.__doc__ or ""))
+    no_progress: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        default=None, description="So many charged restarts in a row without a step beyond the one before."
+    )
+    slow: SlowCheck | None = Field(default=None, description=(SlowCheck.__doc__ or ""))
+
+    CEL = (
+        (
+            "[has(self.metric), has(self.noProgress), has(self.slow)].filter(x, x).size() == 1",
+            "when needs exactly one of metric, noProgress and slow",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if sum(one is not None for one in (self.metric, self.no_progress, self.slow)) != 1:
+            raise ValueError(self.CEL[0][1])
+        return self
+
+
+class HealthAction(StrEnum):
+    REPORT = "Report"
+    RESTART = "Restart"
+    REPLACE = "Replace"
+    SUSPEND = "Suspend"
+    FAIL = "Fail"
+
+
+class RestoreFrom(StrEnum):
+    NEWEST = "Newest"
+    BEFORE_INCIDENT = "BeforeIncident"
+
+
+RESTARTS: Final = (HealthAction.RESTART, HealthAction.REPLACE)
+
+
+class HealthRule(Model):
+    """What counts as sick, and what is done about it."""
+
+    name: str = Field(
+        max_length=63,
+        pattern=r"^[A-Z][A-Za-z0-9]*$",
+        description="Of the rule, in CamelCase: the reason of the condition Incident.",
+    )
+    when: When = Field(description=(When.__doc__ or ""))
+    action: HealthAction = Field(
+        default=HealthAction.REPORT,
+        description="Report: in the condition Incident, an event, status.incidents and a metric, as do all others. "
+        "Restart: all workers start anew. Replace: the same, with another pod in place of the one that showed it. "
+        "Suspend: as runPolicy.suspend, until somebody resumes the job. Fail: the job ends.",
+    )
+    from_: RestoreFrom | None = Field(
+        default=None,
+        description="What Restart and Replace continue from. Newest, the default: the scripts save first. "
+        "BeforeIncident: nothing is saved, and elasticjob.Checkpointer restores a checkpoint from before the first bad "
+        "step, if there is one.",
+    )
+    for_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS)] | None = Field(
+        default=None, description="For how long all reports of a rank have to show it. Default: one is enough."
+    )
+    at_most: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        default=None,
+        description=f"How often the rule restarts or replaces, in the life of the job; afterwards it only reports. "
+        f"Default: {AT_MOST}.",
+    )
+
+    CEL = (
+        (
+            "!has(self.from) && !has(self.atMost) || has(self.action) && self.action in ['Restart', 'Replace']",
+            "from and atMost are for the actions Restart and Replace: remove them, or choose one of these",
+        ),
+        ("!has(self.forSeconds) || has(self.when.metric)", "forSeconds needs when.metric: remove it"),
+        (
+            "!has(self.action) || self.action != 'Replace' || has(self.when.metric)",
+            "Replace needs a rule that names a pod, which is one with when.metric: use Restart",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.from_ is not None or self.at_most is not None) and self.action not in RESTARTS:
+            raise ValueError(self.CEL[0][1])
+        if self.for_seconds is not None and self.when.metric is None:
+            raise ValueError(self.CEL[1][1])
+        if self.action is HealthAction.REPLACE and self.when.metric is None:
+            raise ValueError(self.CEL[2][1])
+        return self
+
+    @property
+    def most(self) -> int:
+        """How often it acts."""
+        return self.at_most or AT_MOST
+
+    @property
+    def goes_back(self) -> bool:
+        return self.from_ is RestoreFrom.BEFORE_INCIDENT
+
+
+# Where a job has no rules of its own. They only report.
+DEFAULT_RULES: Final = (HealthRule(name="LossNotFinite", when=When(metric=MetricCheck(name="loss", not_finite=True))),)

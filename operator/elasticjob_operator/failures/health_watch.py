@@ -1,0 +1,300 @@
+"""What the reports of the ranks say about the rules of a job (`spec.health.rules`). Pure.
+
+Each pass folds the latest reports into a memory, which holds a few numbers for each rule and begins anew with each
+world: what a training does after a restart says nothing about what it did before. An operator that starts anew has to
+see it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
+
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.model.observe import Agent
+from elasticjob_operator.times import parse_time
+
+WINDOW: Final = 64  # reports by whose median a rule with `sigma` judges ...
+LEAST: Final = 16  # ... or more than that, after which it judges at all
+RECENT: Final = 8  # reports of which the median may fall
+QUIET_SECONDS: Final = 60.0  # after the last bad report, until an incident is over
+MOST_BAD: Final = 32  # ranks that are remembered for a rule
+_DEVIATION: Final = 1.4826  # of a normal distribution, in median distances to the median
+_LEAST_DEVIATION: Final = 0.01  # of the median: numbers that hardly change would deviate by any change
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one rank has reported of what a rule looks at."""
+
+    at: float
+    value: float  # NaN also for what is infinite
+    rank: int = 0
+    step: int | None = None
+    pod: str = ""
+    uid: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """Reports in a row of one pod that show what a rule looks for."""
+
+    first: Report
+    last: float
+    text: str
+    good: int | None  # the last step at which no rank showed it; None: none did in this world
+
+
+@dataclass(frozen=True, slots=True)
+class RuleMemory:
+    """What is known for one rule in one world."""
+
+    rule: api.HealthRule
+    generation: int
+    began: float
+    size: int = 0  # pods of the world
+    good: int | None = None
+    seen: float = 0.0  # the last report of the leading rank
+    values: tuple[float, ...] = ()  # its last ones
+    saved: float | None = None  # that its steps had waited for checkpoints
+    best: float | None = None  # in a world of this size
+    bad: Mapping[str, Bad] = field(default_factory=dict)  # by the UID of the pod
+
+
+Memory = Mapping[str, RuleMemory]  # by the name of the rule
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule whose `when` holds now."""
+
+    rule: api.HealthRule
+    message: str
+    step: int | None = None
+    good: int | None = None
+    rank: int | None = None
+    pod: str = ""
+    uid: str = ""
+    node: str = ""
+
+
+def rules_of(spec: api.Spec) -> Sequence[api.HealthRule]:
+    return api.DEFAULT_RULES if spec.health.rules is None else spec.health.rules
+
+
+# --- what the reports say --------------------------------------------------------------------------------
+
+
+def look(before: Memory, spec: api.Spec, status: api.Status, agents: Mapping[str, Agent], now: float) -> Memory:
+    """The memory after a look at the latest report of each member of this world."""
+    world = status.rendezvous
+    told = [
+        (member, agent)
+        for member in world.members
+        if (agent := agents.get(member.uid)) is not None
+        and agent.progress is not None
+        and agent.progress.generation == world.generation
+    ]
+    found: dict[str, RuleMemory] = {}
+    for rule in rules_of(spec):
+        if rule.when.no_progress is not None or not world.generation:
+            continue
+        known = before.get(rule.name)
+        if known is None or known.rule != rule or known.generation != world.generation:
+            known = RuleMemory(rule, world.generation, now, len(world.members), best=_find_best(rule, status))
+        if rule.when.metric is not None:
+            reports = [one for member, agent in told if (one := _read(rule.when.metric.name, member, agent))]
+            found[rule.name] = note(known, reports, present=agents.keys())
+        else:
+            found[rule.name] = _note_saves(known, told)
+    return found
+
+
+def _find_best(rule: api.HealthRule, status: api.Status) -> float | None:
+    known = next((one for one in status.incidents if one.rule == rule.name), None)
+    size = len(status.rendezvous.members)
+    return next((one.value for one in known.best if one.size == size), None) if known else None
+
+
+def _read(name: str, member: api.Member, agent: Agent) -> Report | None:
+    progress = agent.progress
+    assert progress is not None, "only agents with a report are read"
+    value = find_value(progress, name)
+    if value is None:
+        return None
+    return Report(agent.progress_since, value, progress.rank, progress.step, member.pod, member.uid, member.node)
+
+
+def find_value(progress: wire.Progress, name: str) -> float | None:
+    """The script's own metric, or else what `elasticjob.report` computes."""
+    if name in progress.metrics:
+        return progress.metrics[name]
+    if name in progress.not_finite:
+        return math.nan
+    computed = {
+        "samplesPerSecond": progress.samples_per_second,
+        "tokensPerSecond": progress.tokens_per_second,
+        "stepSeconds": progress.step_seconds,
+        "mfu": progress.mfu,
+    }
+    return computed.get(name)
+
+
+def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] = ()) -> RuleMemory:
+    """The memory of a rule about a metric after the latest report of each rank. `present`: pods that exist."""
+    check = before.rule.when.metric
+    here = {*present}
+    bad = {uid: one for uid, one in before.bad.items() if uid in here}
+    if check is None or not reports:
+        return replace(before, bad=bad)
+    lead = min(reports, key=lambda one: one.rank)
+    is_series = check.sigma is not None or check.falls_percent is not None
+    if is_series and lead.at <= before.seen:
+        return replace(before, bad=bad)
+    judged = [(report, _find_wrong(check, before, report)) for report in ([lead] if is_series else reports)]
+    for report, text in judged:
+        known = bad.pop(report.uid, None)
+        one = _judge(known, report, text, before)
+        if one is not None and (known is not None or len(bad) < MOST_BAD):
+            bad[report.uid] = one
+    after = replace(before, bad=bad)
+    if is_series:
+        values = before.values if math.isnan(lead.value) else (*before.values, lead.value)[-WINDOW:]
+        after = replace(after, seen=lead.at, values=values)
+        if check.falls_percent is not None and len(values) >= LEAST:
+            recent = median(values[-RECENT:])
+            after = replace(after, best=recent if before.best is None else max(before.best, recent))
+    steps = [report.step for report, _ in judged if report.step is not None]
+    return after if not steps or any(text for _, text in judged) else replace(after, good=min(steps))
+
+
+def _judge(known: Bad | None, report: Report, text: str, before: RuleMemory) -> Bad | None:
+    """What is remembered of a pod after one more of its reports, in which `text` is wrong."""
+    if known is None or report.at - known.last > QUIET_SECONDS:
+        return Bad(report, report.at, text, before.good) if text else known
+    if text:
+        return replace(known, last=report.at, text=text)
+    return known if report.at <= known.last or _is_long(known, before.rule) else None
+
+
+def _find_wrong(check: api.MetricCheck, before: RuleMemory, report: Report) -> str:
+    """What is wrong with a report; "" if nothing is."""
+    name, value = check.name, report.value
+    if check.not_finite is not None:
+        return f"{name} is NaN or infinite" if math.isnan(value) else ""
+    if math.isnan(value):
+        return ""
+    if check.above is not None:
+        return f"{name} is {value:g}, above {check.above:g}" if value > check.above else ""
+    if check.below is not None:
+        return f"{name} is {value:g}, below {check.below:g}" if value < check.below else ""
+    values = before.values
+    if len(values) < LEAST:
+        return ""
+    if check.sigma is not None:
+        middle = median(values)
+        distance = median(abs(one - middle) for one in values)
+        deviation = max(_DEVIATION * distance, _LEAST_DEVIATION * abs(middle), 1e-12)
+        far = (value - middle) / deviation
+        return f"{name} is {value:g}, {far:.1f} deviations above its median {middle:g}" if far > check.sigma else ""
+    recent, best = median((*values, value)[-RECENT:]), before.best
+    if check.falls_percent is None or best is None or recent >= best * (1 - check.falls_percent / 100):
+        return ""
+    return f"{name} is {recent:g}, {100 * (1 - recent / best):.0f} % below its best of {best:g} with {before.size} pods"
+
+
+def _note_saves(before: RuleMemory, told: Sequence[tuple[api.Member, Agent]]) -> RuleMemory:
+    """Whether the steps between the last two reports of a rank have waited too long for saves."""
+    limit = before.rule.when.slow.checkpoint_seconds if before.rule.when.slow else None
+    if limit is None or not told:
+        return before
+    member, agent = min(told, key=lambda one: one[1].progress.rank if one[1].progress else 0)
+    progress, bad = agent.progress, dict(before.bad)
+    if progress is None or progress.checkpoint_seconds is None:
+        return replace(before, saved=before.saved or 0.0, seen=agent.progress_since)
+    waited = progress.checkpoint_seconds - (before.saved or 0.0)
+    if before.saved is not None and waited > limit:
+        report = Report(agent.progress_since, waited, progress.rank, progress.step, member.pod, member.uid, member.node)
+        bad[member.uid] = Bad(report, report.at, f"its steps waited {waited:.0f} s for a save", before.good)
+    return replace(before, saved=progress.checkpoint_seconds, bad=bad, good=progress.step, seen=agent.progress_since)
+
+
+# --- what that means -------------------------------------------------------------------------------------
+
+
+def find(spec: api.Spec, status: api.Status, memory: Memory, now: float) -> dict[str, Finding]:
+    """The rules whose `when` holds now, by name."""
+    found = {}
+    for rule in rules_of(spec):
+        if rule.when.no_progress is not None:
+            finding = _find_stuck(rule, status)
+        elif rule.when.slow is not None and rule.when.slow.first_step_seconds is not None:
+            finding = _find_slow_start(rule, status, now)
+        else:
+            finding = find_sick(memory.get(rule.name), now)
+        if finding is not None:
+            found[rule.name] = finding
+    return found
+
+
+def find_sick(known: RuleMemory | None, now: float) -> Finding | None:
+    """The pod that showed it first, if one has shown it for long enough and not long ago."""
+    if known is None:
+        return None
+    long = [one for one in known.bad.values() if _is_long(one, known.rule) and now - one.last < QUIET_SECONDS]
+    if not long:
+        return None
+    bad = min(long, key=lambda one: (one.first.at, one.first.rank))
+    first, others = bad.first, len(long) - 1
+    where = f"{first.pod} on {first.node}" if first.node else first.pod
+    at = "" if first.step is None else f" at step {first.step}"
+    more = f", and {others} more" if others else ""
+    message = f"rank {first.rank} ({where}): {bad.text}{at}{more}"
+    return Finding(known.rule, message, first.step, bad.good, first.rank, first.pod, first.uid, first.node)
+
+
+def _is_long(bad: Bad, rule: api.HealthRule) -> bool:
+    return bad.last - bad.first.at >= (rule.for_seconds or 0)
+
+
+def _find_stuck(rule: api.HealthRule, status: api.Status) -> Finding | None:
+    """A restart is charged, and the budget is full again once a step is beyond the one before."""
+    restarts = status.restarts
+    if rule.when.no_progress is None or restarts.user < rule.when.no_progress:
+        return None
+    where = "before any step" if restarts.step is None else f"without a step beyond {restarts.step}"
+    last = status.last_failure
+    told = f"; last: {last.message}" if last is not None and last.message else ""
+    many = "a restart" if restarts.user == 1 else f"{restarts.user} restarts in a row"
+    return Finding(
+        rule,
+        f"{many} {where}{told}",
+        restarts.step,
+        None,
+        last.rank if last else None,
+        (last.pod or "") if last else "",
+        "",
+        (last.node or "") if last else "",
+    )
+
+
+def _find_slow_start(rule: api.HealthRule, status: api.Status, now: float) -> Finding | None:
+    at = due_at(rule, status)
+    if at is None or now < at:
+        return None
+    limit = rule.when.slow.first_step_seconds if rule.when.slow else 0
+    return Finding(rule, f"generation {status.rendezvous.generation} has made no step in {limit} s")
+
+
+def due_at(rule: api.HealthRule, status: api.Status) -> float | None:
+    """When the present world should have made its first step; None if it has, or if nothing is known of that."""
+    world, limit = status.rendezvous, rule.when.slow.first_step_seconds if rule.when.slow else None
+    formed = parse_time(world.formed_time)
+    if limit is None or formed is None or not world.world_size:
+        return None
+    return None if status.goodput.step_generation == world.generation else formed + limit

@@ -1,0 +1,224 @@
+"""What the reports of ranks say about the rules of a job: a table of trainings, sick ones and healthy ones."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from controller.builders import NOW, make_agent, make_spec, make_world
+from elasticjob_operator import api
+from elasticjob_operator.api import wire
+from elasticjob_operator.failures import health_watch
+from elasticjob_operator.failures.health_watch import Finding, Memory
+from elasticjob_operator.model.observe import Agent
+from elasticjob_operator.times import format_time
+
+FALLING = [10 * math.exp(-step / 40) + 1 for step in range(100)]
+NAN = math.nan
+
+
+def rule(**metric: Any) -> dict[str, Any]:
+    """A rule about the loss, unless `metric` has another name; the other fields of a rule may be among them."""
+    more = {key: metric.pop(key) for key in ("forSeconds", "action", "from", "atMost") if key in metric}
+    return {"name": "Rule", "when": {"metric": {"name": "loss", **metric}}, **more}
+
+
+def spec_of(*rules: dict[str, Any]) -> api.Spec:
+    return make_spec(health={"rules": list(rules)})
+
+
+def tell(index: int, step: int, at: float, generation: int = 1, **told: Any) -> Agent:
+    """The agent of rank `index`, with its last report."""
+    values = told.pop("metrics", {})
+    metrics = {name: value for name, value in values.items() if math.isfinite(value)}
+    progress = wire.Progress(
+        generation=generation, rank=index, step=step, metrics=metrics, not_finite=sorted({*values} - {*metrics}), **told
+    )
+    return make_agent(index, "running", generation, progress=progress, progress_since=at)
+
+
+def watch(
+    spec: api.Spec, losses: Iterable[Sequence[float]], status: api.Status | None = None
+) -> list[tuple[int, Finding]]:
+    """What is found in the reports of two ranks, one each second: when, and each finding once."""
+    status = status or api.Status(rendezvous=make_world(1, (0, 1)))
+    memory: Memory = {}
+    found: list[tuple[int, Finding]] = []
+    for step, values in enumerate(losses):
+        now = NOW + step
+        agents = {f"u{i}": tell(i, step, now, metrics={"loss": one}) for i, one in enumerate(values)}
+        memory = health_watch.look(memory, spec, status, agents, now)
+        for one in health_watch.find(spec, status, memory, now).values():
+            if not found or found[-1][1].step != one.step:
+                found.append((step, one))
+    return found
+
+
+def both(values: Iterable[float]) -> list[tuple[float, float]]:
+    return [(one, one) for one in values]
+
+
+def at(step: int, value: float, rank: int | None = None, times: int = 1) -> list[list[float]]:
+    """Two ranks with a falling loss, of which one or both have this value for some steps."""
+    rows = [[one, one] for one in FALLING]
+    for i in range(step, step + times):
+        for j in (0, 1):
+            rows[i][j] = value if rank in (None, j) else rows[i][j]
+    return rows
+
+
+SICK: dict[str, tuple[dict[str, Any], list[list[float]], tuple[int, int, int | None, str]]] = {
+    # when it is found, the first bad step, the last good one, what is said
+    "NaN at all ranks": (
+        rule(notFinite=True),
+        at(12, NAN),
+        (12, 12, 11, "rank 0 (digits-worker-0 on node0): loss is N"),
+    ),
+    "NaN at one rank": (rule(notFinite=True), at(12, NAN, 1), (12, 12, 11, "rank 1 (digits-worker-1 on node1): loss")),
+    "infinite": (rule(notFinite=True), at(0, math.inf), (0, 0, None, "loss is NaN or infinite at step 0, and 1 more")),
+    "above": (rule(above=20), at(30, 21.5), (30, 30, 29, "loss is 21.5, above 20 at step 30")),
+    "below": (rule(below=-1), at(30, -2, 1), (30, 30, 29, "rank 1 (digits-worker-1 on node1): loss is -2, below -1")),
+    "above for a while": (rule(above=20, forSeconds=5), at(30, 21, None, 9), (35, 30, 29, "above 20 at step 30")),
+    "a spike": (rule(sigma=6), at(60, 40.0), (60, 60, 59, "loss is 40, ")),
+    "a spike that stays": (rule(sigma=6, forSeconds=3), at(60, 40.0, None, 9), (63, 60, 59, "above its median")),
+}
+
+
+@pytest.mark.parametrize(("one", "losses", "expected"), SICK.values(), ids=SICK)
+def test_what_is_sick_is_found_once(
+    one: dict[str, Any], losses: list[list[float]], expected: tuple[int, int, int | None, str]
+) -> None:
+    ((step, finding),) = watch(spec_of(one), losses)
+    assert (step, finding.step, finding.good) == expected[:3]
+    assert expected[3] in finding.message
+    assert (finding.pod, finding.node) == (f"digits-worker-{finding.rank}", f"node{finding.rank}")
+
+
+HEALTHY: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
+    "a loss that falls": (rule(sigma=6), at(0, 11.0)),
+    "above for too short a time": (rule(above=20, forSeconds=5), at(30, 21, None, 4)),
+    "a high loss at the start": (rule(sigma=6), at(3, 1000.0)),
+    "another metric": (rule(name="accuracy", notFinite=True), at(30, NAN)),
+    "a number that falls, with one low report": (
+        rule(fallsPercent=30),
+        [[5.0, 5.0]] * 40 + [[1.0, 1.0]] + [[5.0, 5.0]] * 9,
+    ),
+    "a slow start": (rule(fallsPercent=30), [[0.1, 0.1]] * 6 + [[5.0, 5.0]] * 60),
+}
+
+
+@pytest.mark.parametrize(("one", "losses"), HEALTHY.values(), ids=HEALTHY)
+def test_what_is_not_sick_is_not_told(one: dict[str, Any], losses: list[list[float]]) -> None:
+    assert watch(spec_of(one), losses) == []
+
+
+def test_a_number_that_falls_is_compared_with_the_best_at_this_size() -> None:
+    losses = both([100.0] * 40 + [55.0] * 10)
+    ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), losses)
+    assert step == 44, "half of the last eight"
+    assert "loss is 55, 45 % below its best of 100 with 2 pods" in finding.message
+    known = api.IncidentStatus(rule="Rule", best=[api.BestValue(size=2, value=200), api.BestValue(size=4, value=999)])
+    status = api.Status(rendezvous=make_world(1, (0, 1)), incidents=[known])
+    ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([100.0] * 30), status)
+    assert step == 16, "it had been twice as good"
+    assert "best of 200" in finding.message
+
+
+def test_a_day_of_noise_raises_no_alarm() -> None:
+    """A report every ten seconds of a number with noise, judged by rules as people write them."""
+    draw = random.Random(7)
+    rules = spec_of(
+        rule(sigma=10) | {"name": "Spike"},
+        rule(fallsPercent=50) | {"name": "Sinks"},
+        rule(notFinite=True) | {"name": "Finite"},
+        rule(above=1e4) | {"name": "Above"},
+    )
+    day = ((2 + draw.gauss(0, 0.05), 2 + draw.gauss(0, 0.05)) for _ in range(8_640))
+    assert watch(rules, day) == []
+
+
+def test_each_world_is_judged_by_itself() -> None:
+    """After a restart from an older checkpoint the loss is higher than the last ones were, and nobody is sick."""
+    spec, memory = spec_of(rule(sigma=6)), dict[str, health_watch.RuleMemory]()
+    for step in range(80):
+        generation = 1 + step // 40
+        status = api.Status(rendezvous=make_world(generation, (0, 1)))
+        agents = {"u0": tell(0, step, NOW + step, generation, metrics={"loss": FALLING[step % 40]})}
+        memory = dict(health_watch.look(memory, spec, status, agents, NOW + step))
+        assert health_watch.find(spec, status, memory, NOW + step) == {}
+
+
+def test_an_incident_is_over_a_minute_after_the_last_bad_report() -> None:
+    spec, status = spec_of(rule(above=20)), api.Status(rendezvous=make_world(1, (0, 1)))
+    memory = health_watch.look({}, spec, status, {"u0": tell(0, 1, NOW, metrics={"loss": 21})}, NOW)
+    good = {"u0": tell(0, 2, NOW + 1, metrics={"loss": 1})}
+    memory = health_watch.look(memory, spec, status, good, NOW + 1)
+    assert health_watch.find(spec, status, memory, NOW + 59)
+    assert not health_watch.find(spec, status, memory, NOW + 60)
+
+
+def test_a_changed_rule_begins_anew() -> None:
+    status, agents = api.Status(rendezvous=make_world(1, (0, 1))), {"u0": tell(0, 1, NOW, metrics={"loss": 21})}
+    before = spec_of(rule(above=20))
+    memory = health_watch.look({}, before, status, agents, NOW)
+    after = spec_of(rule(above=30))
+    assert health_watch.find(after, status, health_watch.look(memory, after, status, agents, NOW), NOW) == {}
+
+
+def test_a_loss_that_is_not_finite_is_reported_unless_the_rules_are_taken_away() -> None:
+    (found,) = watch(make_spec(), at(12, NAN))
+    assert (found[1].rule.name, found[1].rule.action) == ("LossNotFinite", api.HealthAction.REPORT)
+    assert watch(make_spec(health={"rules": []}), at(12, NAN)) == []
+
+
+@pytest.mark.parametrize(("name", "field"), [("tokensPerSecond", "tokens_per_second"), ("mfu", "mfu")])
+def test_what_a_report_computes_is_a_metric_too(name: str, field: str) -> None:
+    progress = wire.Progress(generation=1, step=1, **{field: 0.25})
+    assert health_watch.find_value(progress, name) == 0.25
+    assert health_watch.find_value(progress.model_copy(update={"metrics": {name: 3.0}}), name) == 3.0
+    assert health_watch.find_value(wire.Progress(), name) is None
+
+
+@pytest.mark.parametrize(("user", "found"), [(1, False), (2, True), (3, True)])
+def test_restarts_without_progress_are_counted(user: int, found: bool) -> None:
+    spec = spec_of({"name": "Stuck", "when": {"noProgress": 2}})
+    last = api.FailureStatus(message="rank 1 (p) failed", rank=1, pod="p", node="n")
+    status = api.Status(restarts=api.RestartStatus(user=user, step=812), last_failure=last)
+    told = health_watch.find(spec, status, {}, NOW)
+    assert bool(told) is found
+    if found:
+        assert told["Stuck"].message == f"{user} restarts in a row without a step beyond 812; last: rank 1 (p) failed"
+        assert (told["Stuck"].rank, told["Stuck"].pod, told["Stuck"].node) == (1, "p", "n")
+
+
+@pytest.mark.parametrize(
+    ("age", "stepped", "found"), [(29, 0, False), (31, 0, True), (31, 1, False)], ids=["soon", "late", "it has stepped"]
+)
+def test_a_first_step_that_takes_too_long(age: float, stepped: int, found: bool) -> None:
+    spec = spec_of({"name": "Slow", "when": {"slow": {"firstStepSeconds": 30}}})
+    world = make_world(1, (0, 1), formed_time=format_time(NOW - age))
+    status = api.Status(rendezvous=world, goodput=api.GoodputStatus(step_generation=stepped))
+    assert bool(health_watch.find(spec, status, {}, NOW)) is found
+    (one,) = health_watch.rules_of(spec)
+    assert health_watch.due_at(one, status) == (None if stepped else NOW - age + 30)
+
+
+@pytest.mark.parametrize(
+    ("waited", "found"),
+    [([None, 5.0, 9.0], False), ([None, 40.0], True), ([100.0, 104.0], False), ([100.0, 140.0], True)],
+    ids=["short", "the first one", "an operator that starts anew", "long"],
+)
+def test_a_save_that_takes_too_long(waited: list[float | None], found: bool) -> None:
+    spec = spec_of({"name": "Slow", "when": {"slow": {"checkpointSeconds": 30}}})
+    status, memory = api.Status(rendezvous=make_world(1, (0, 1))), dict[str, health_watch.RuleMemory]()
+    for step, seconds in enumerate(waited):
+        agents = {"u0": tell(0, step, NOW + step, checkpoint_seconds=seconds)}
+        memory = dict(health_watch.look(memory, spec, status, agents, NOW + step))
+    told = health_watch.find(spec, status, memory, NOW + len(waited))
+    assert [one.message for one in told.values()] == (
+        ["rank 0 (digits-worker-0 on node0): its steps waited 40 s for a save at step 1"] if found else []
+    )
