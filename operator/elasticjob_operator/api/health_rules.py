@@ -12,7 +12,7 @@ from elasticjob_operator.api.base import MOST_SECONDS, Model
 MOST_RULES: Final = 16
 AT_MOST: Final = 3  # times that a rule restarts or replaces, unless it says otherwise
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-(2**53), le=2**53)]
 
 
 class MetricCheck(Model):
@@ -156,7 +156,7 @@ class HealthRule(Model):
         ("!has(self.forSeconds) || has(self.when.metric)", "forSeconds needs when.metric: remove it"),
         (
             "!has(self.action) || self.action != 'Replace' || has(self.when.metric)",
-            "Replace needs a rule that names a pod, which is one with when.metric: use Restart",
+            "the action Replace needs a rule that names a pod, which is one with when.metric: use Restart",
         ),
     )
 

@@ -143,7 +143,7 @@ BAD_ACROSS_FIELDS = [
                 "without-pod",
                 {"when": {"noProgress": 3}, "action": "Replace"},
                 "spec.health.rules[0]",
-                "Replace needs a rule that names a pod, which is one with when.metric: use Restart",
+                "the action Replace needs a rule that names a pod, which is one with when.metric: use Restart",
             ),
             (
                 "with-two-causes",
