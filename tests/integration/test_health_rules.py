@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_a_loss_that_is_not_finite_is_reported_without_a_rule_of_the_job(jobs: J
     assert one["lastAction"] == "Report" and one["step"] >= 20
     found = wait_for(lambda: jobs.condition("nan", "Incident"), "a condition")
     assert (found["status"], found["reason"]) == ("True", "LossNotFinite")
-    assert "(nan-worker-0 on node-" in found["message"] and "loss is NaN or infinite" in found["message"]
+    assert re.match(r"rank [01] \(nan-worker-[01] on node-\d+\): loss is NaN or infinite at step \d+", found["message"])
     told = wait_for(lambda: [text for reason, text in jobs.events("nan") if reason == "RuleFired"], "an event")
     assert len(told) == 1
     assert jobs.status("nan")["rendezvous"]["generation"] == 1, "it goes on"

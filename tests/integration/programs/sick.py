@@ -6,7 +6,7 @@ Each start writes the step from which it goes on to a file `starts`, by rank 0. 
 nan: the loss is NaN from step 20 on, until there is a file `cured`.
 rank: the loss is NaN on the nodes that have a file of their name in the folder.
 spike: once, from step 43 on, the loss is a hundred times as high, and so it stays.
-sink: from step 60 on, each step takes ten times as long.
+sink: from step 250 on, each step takes ten times as long.
 crash: it fails at step 17.
 well: nothing.
 """
@@ -50,4 +50,4 @@ with elasticjob.init("gloo") as world:
         world.barrier()
         if checkpoint.should_save(step):
             checkpoint.save(step)
-        time.sleep(1.0 if illness == "sink" and step >= 60 else 0.1)
+        time.sleep(1.0 if illness == "sink" and step >= 250 else 0.1)
