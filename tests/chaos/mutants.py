@@ -279,6 +279,8 @@ MUTANTS = (
            "return True", FAIR, breaks="One job cannot block the others"),
     Mutant("what is urgent may have all slots", "kube/fair_queue.py", "if self._urgent < self._most and ", "if ", FAIR,
            breaks="One job cannot block the others"),
+    Mutant("a rule restarts its job without an end", "failures/incidents.py", "before.acted < rule.most", "True",
+           ("tests/controller/simulation/test_health_rules.py",), breaks="What a rule of one job does concerns that job only"),
     Mutant("claims are counted by the namespace in them", "hub/auth.py", "self._unseen.enter(address)", "self._unseen.enter(pod.namespace)",
            DOORS, breaks="A tenant's pods cannot lock out another tenant's agents"),
     Mutant("a namespace may fill the log", "run/job_lines.py", "LINES_AT_ONCE, LINES_PER_SECOND = 500.0", "LINES_AT_ONCE, LINES_PER_SECOND = 5e9",

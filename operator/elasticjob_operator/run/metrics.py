@@ -97,7 +97,7 @@ _PART_SERIES: Final[tuple[tuple[str, str, _Parts], ...]] = (
     (
         "rule_incidents",
         "How often a rule of health.rules has fired.",
-        lambda one, now: ((f'rule="{_escaped(rule)}"', float(count)) for rule, count, _ in one.incidents),
+        lambda one, now: ((f'rule="{_escaped(rule)}"', count) for rule, count, _ in one.incidents),
     ),
     (
         "preflight_round_trip_seconds",
