@@ -23,7 +23,7 @@ NAN = math.nan
 
 def rule(**metric: Any) -> dict[str, Any]:
     """A rule about the loss, unless `metric` has another name; the other fields of a rule may be among them."""
-    more = {key: metric.pop(key) for key in ("forSeconds", "action", "from", "atMost") if key in metric}
+    more: dict[str, Any] = {key: metric.pop(key) for key in ("forSeconds", "action", "from", "atMost") if key in metric}
     return {"name": "Rule", "when": {"metric": {"name": "loss", **metric}}, **more}
 
 
@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_is_reported_unless_the_rules_are_taken_away()
 
 @pytest.mark.parametrize(("name", "field"), [("tokensPerSecond", "tokens_per_second"), ("mfu", "mfu")])
 def test_what_a_report_computes_is_a_metric_too(name: str, field: str) -> None:
-    progress = wire.Progress(generation=1, step=1, **{field: 0.25})
+    progress = wire.Progress.model_validate({"generation": 1, "step": 1, field: 0.25})
     assert health_watch.find_value(progress, name) == 0.25
     assert health_watch.find_value(progress.model_copy(update={"metrics": {name: 3.0}}), name) == 3.0
     assert health_watch.find_value(wire.Progress(), name) is None

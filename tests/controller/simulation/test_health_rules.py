@@ -11,6 +11,8 @@ from controller.simulated_agent import SimAgent
 from controller.simulated_cluster import Cluster
 from elasticjob_operator.api import wire
 
+BACK: dict[str, Any] = {"from": "BeforeIncident"}
+
 
 class Training(Cluster):
     """A job whose ranks report a step and a loss each second. `sick`: what else they say, by the name of the node."""
@@ -50,6 +52,9 @@ class Training(Cluster):
     @property
     def incident(self) -> Any:
         return self.status.incidents[0] if self.status.incidents else None
+
+    def is_suspended(self) -> bool:
+        return self.spec.run_policy.suspend
 
     def find_regroup(self) -> wire.Regroup:
         told = (one for made in self.plans for one in made.directives.values())
@@ -107,7 +112,7 @@ def test_a_restart_lets_the_scripts_save_and_is_no_failure() -> None:
 
 
 def test_a_restart_from_before_the_incident_saves_nothing_and_names_the_step() -> None:
-    training = Training("Restart", **{"from": "BeforeIncident"})
+    training = Training("Restart", **BACK)
     training.sick_in = 1
     training.fall_sick("node0", "node1", "node2")
     training.tick(1)
@@ -125,7 +130,7 @@ def test_a_restart_from_before_the_incident_saves_nothing_and_names_the_step() -
 
 
 def test_a_world_that_is_sick_from_its_start_goes_back_further_each_time_and_in_the_end_only_reports() -> None:
-    training = Training("Restart", atMost=2, **{"from": "BeforeIncident"})
+    training = Training("Restart", atMost=2, **BACK)
     training.fall_sick("node0", "node1", "node2")
     training.tick(1)
     training.run_until(lambda: training.generation == 3 and training.trains)
@@ -139,7 +144,7 @@ def test_a_world_that_is_sick_from_its_start_goes_back_further_each_time_and_in_
 
 
 def test_the_pod_that_showed_it_is_replaced_on_another_node() -> None:
-    training = Training("Replace", **{"from": "BeforeIncident"})
+    training = Training("Replace", **BACK)
     training.fall_sick("node1")
     training.tick(1)
     training.run_until(lambda: training.size == 3 and training.trains and training.generation > 1)
@@ -155,13 +160,13 @@ def test_it_is_suspended_until_somebody_resumes_it() -> None:
     training.fall_sick("node1")
     training.tick(1)
     training.run_until(lambda: training.status.is_true("Suspended"))
-    assert training.spec.run_policy.suspend
+    assert training.is_suspended()
     assert training.incident.last_action == "Suspend"
     training.fall_sick()
     training.edit(suspend=False)
     training.run_until(lambda: training.size == 3 and training.trains)
     training.tick(30)
-    assert not training.spec.run_policy.suspend
+    assert not training.is_suspended()
     assert training.incident.since is None
 
 
