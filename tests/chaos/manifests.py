@@ -281,12 +281,19 @@ class _Run:
             self.kube.request("DELETE", pods, {"gracePeriodSeconds": 0})
 
 
-def _judge_requests(cluster: Cluster, outcome: Outcome) -> dict[str, Any]:
-    """Counts the operator's requests of each job in the audit log."""
-    asked: dict[str, list[float]] = defaultdict(list)
-    refused: dict[str, list[float]] = defaultdict(list)
-    pods: dict[str, list[float]] = defaultdict(list)
-    what: dict[str, Counter[str]] = defaultdict(Counter)
+@dataclass
+class Requests:
+    """When the operator asked for something, by namespace."""
+
+    asked: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    refused: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # writes
+    pods: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # that were made
+    what: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+
+def read_requests(cluster: Cluster) -> Requests:
+    """The operator's requests of each job, from the audit log."""
+    found = Requests()
     with (cluster.directory / "audit.log").open() as file:
         for line in file:
             event = json.loads(line)
@@ -295,25 +302,32 @@ def _judge_requests(cluster: Cluster, outcome: Outcome) -> dict[str, Any]:
             if not AGENT.match(event.get("userAgent", "")) or target.get("resource") in _OWN:
                 continue
             at, code = _seconds(event["requestReceivedTimestamp"]), event["responseStatus"].get("code", 0)
-            asked[namespace].append(at)
+            found.asked[namespace].append(at)
             made = event["verb"] == "create" and target.get("resource") == "pods"
-            what[namespace][f"{event['verb']} {target.get('resource')} {code}"] += 1
+            found.what[namespace][f"{event['verb']} {target.get('resource')} {code}"] += 1
             if event["verb"] not in READS and code >= 400 and code not in (404, 409):
-                refused[namespace].append(at)
+                found.refused[namespace].append(at)
             elif made and code < 300:
-                pods[namespace].append(at)
+                found.pods[namespace].append(at)
+    return found
+
+
+def _judge_requests(cluster: Cluster, outcome: Outcome) -> dict[str, Any]:
+    """Counts the operator's requests of each job."""
+    requests = read_requests(cluster)
     found = {}
     limits: tuple[tuple[str, dict[str, list[float]], Callable[[Made], int]], ...] = (
-        ("requests", asked, lambda _: manifest_judge.MOST_REQUESTS),
-        ("refused", refused, lambda _: manifest_judge.MOST_REFUSED),
-        ("pods", pods, manifest_judge.most_pods),
+        ("requests", requests.asked, lambda _: manifest_judge.MOST_REQUESTS),
+        ("refused", requests.refused, lambda _: manifest_judge.MOST_REFUSED),
+        ("pods", requests.pods, manifest_judge.most_pods),
     )
     for name, times, most in limits:
         counts = {ns: manifest_judge.find_most(ats) for ns, ats in times.items() if re.fullmatch(r"m\d+-\d+", ns)}
         found[f"most {name} in a minute"] = max(counts.values(), default=0)
         loops = sorted(((n, ns) for ns, n in counts.items() if n > most(outcome.made[ns])), reverse=True)
         outcome.violations += [
-            f"{ns} {outcome.made[ns].parts}: {n} {name} in a minute: {what[ns].most_common(8)}" for n, ns in loops
+            f"{ns} {outcome.made[ns].parts}: {n} {name} in a minute: {requests.what[ns].most_common(8)}"
+            for n, ns in loops
         ]
     return found
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from chaos.manifest_judge import most_pods_of_evicted
-from operator_fixture import MERGE, Jobs, light_spec, wait_for
+from chaos import light_nodes, manifests
+from chaos.manifest_judge import find_most, most_pods_of_evicted
+from elasticjob_devcluster import Cluster, NodeSpec, Tuning
+from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -39,7 +44,7 @@ class Evictor:
 
 
 def test_pods_that_are_evicted_soon_after_their_start_are_few(jobs: Jobs) -> None:
-    """Ten a minute of a job of two; a larger one makes more only of its first pods and of those in their place."""
+    """The first pods of a job, one in the place of each, and then six a minute."""
     size = 3
     jobs.create("evicted", light_spec(replicas=size))
     evictor, began = Evictor(jobs, "evicted"), time.monotonic()
@@ -76,3 +81,58 @@ def test_an_autoscaler_that_changes_the_size_makes_no_more_of_them(jobs: Jobs) -
     assert changed >= 6
     assert len(times) <= most_pods_of_evicted(3), sorted(times)
     assert jobs.condition("scaled", "Degraded")["reason"] == "BackOff"
+
+
+SIZES = (2, 4, 16, 50)
+MOST_REPEATED = {"refused": 6, "evicted": 10}  # pods in a minute, beside the first ones, of a job of any size
+MOST_REQUESTS = {"refused": 50, "evicted": 90}  # beside three for each of the first pods
+
+
+def test_a_large_job_repeats_as_few_pods_as_a_small_one(
+    cluster_factory: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """Nodes that refuse all pods, or evict them after a second. What the operator asks for is in the audit log."""
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(manifests.POLICY))
+    audit = (f"--audit-policy-file={policy}",)
+    never = ("--node-monitor-grace-period=24h",)  # these nodes renew no Lease
+    cluster = cluster_factory(
+        nodes=(), tuning=Tuning(audit=True, apiserver_flags=audit, controller_manager_flags=never)
+    )
+    install_crd(cluster)
+    labels = ({light_nodes.REFUSES: "UnexpectedAdmissionError", "kind": "refused"}, {"kind": "evicted"})
+    specs = [NodeSpec(f"{one['kind']}-{i}", cpu=4000, pods=4000, labels=one) for one in labels for i in range(3)]
+    operator = OperatorProcess(cluster, tmp_path, "--stable-seconds", "1")
+    with light_nodes.LightNodes(cluster, specs).running():
+        cluster.wait_nodes_ready([spec.name for spec in specs])
+        operator.start()
+        try:
+            for size in SIZES:
+                for kind in MOST_REPEATED:
+                    cluster.make_namespace(f"{kind}-{size}")
+                    bounds = {"minReplicas": 1, "maxReplicas": size}
+                    spec = light_spec(replicas=size, elasticPolicy=bounds)
+                    pod = spec["template"]["spec"]
+                    pod["nodeSelector"] = {"kind": kind}
+                    trainer = pod["containers"][0]
+                    trainer |= {"image": f"{light_nodes.HERE}train:1", "command": ["fallocate", "-l", "2Ti", "/data"]}
+                    Jobs(cluster, f"{kind}-{size}").create("job", spec)
+            time.sleep(60)  # what is counted is what happens meanwhile
+            told = {kind: Jobs(cluster, f"{kind}-50").condition("job", "Degraded") for kind in MOST_REPEATED}
+        finally:
+            operator.stop()
+    requests = manifests.read_requests(cluster)
+    counts = {
+        (kind, size): (find_most(requests.pods[f"{kind}-{size}"]) - size, find_most(requests.asked[f"{kind}-{size}"]))
+        for kind in MOST_REPEATED
+        for size in SIZES
+    }
+    for (kind, size), (repeated, asked) in counts.items():
+        print(f"{kind}, {size} pods: {repeated} made beside the first ones and {asked} requests in a minute")
+        print(requests.what[f"{kind}-{size}"].most_common(6))
+    for (kind, size), (repeated, asked) in counts.items():
+        assert 0 < repeated <= MOST_REPEATED[kind], (kind, size)
+        assert asked <= MOST_REQUESTS[kind] + 3 * size, (kind, size)
+    assert {one["reason"] for one in told.values()} == {"BackOff"}
+    assert "UnexpectedAdmissionError" in told["refused"]["message"]
+    assert "ephemeral-storage" in told["evicted"]["message"]

@@ -5,8 +5,9 @@ counts as one more consecutive failure, and after the first few, the delay doubl
 ran for a while, or completed steps for a moment, did not fail at its start and resets the count.
 
 If pods end and the rest of the job can continue, only the replacements of those pods wait, and then one of them tries
-for all: the others are made when it has lived longer than those that failed. If the job itself fails, the whole job
-waits.
+for all: the others are made when it has lived longer than those that failed. So are the first replacements, of which a
+few may try: a job of any size makes its first pods, and then no more than ten in a minute. If the job itself fails, the
+whole job waits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ WORKED_SECONDS = 10.0  # the same, if steps were reported
 FREE_TRIES = 3  # the first three failures are retried at once
 CHARGED_TRIES = 1
 REFUSED_TRIES = 1  # of pods that did not start at all, as when their node refuses them
-SHARED_TRIES = 2  # those that each of several pods has; from then on, one pod tries for all
+SHARED_TRIES = 2  # those of several pods; at the first one, a few try for all, and from then on one
+AT_ONCE = 4  # the few
 LONGER = 1.5  # times as long as those that failed has the pod to live that tries for others, and a second more
 HASTY_SECONDS = 1.0  # creation times are whole seconds: a pod made later than that is of another round
 MAX_SECONDS = 300.0
@@ -68,15 +70,13 @@ def note(
         return before
     since = parse_time(known.since)
     repeats, start = known.repeats, now if since is None else since
-    # Of a new round, the first one that failed may be the one that tried for those that are held.
-    others_wait = bool(wait_until(known, now))
+    again = len(early) if fresh else sum(since is not None and s.began >= since for s in early)
     if not early:
         repeats, start = 1, now
-    elif fresh or since is None or any(s.began >= since for s in early):
+    elif again or since is None:
         repeats, start = repeats + 1, now
-    else:
-        others_wait |= repeats >= SHARED_TRIES
-    held = len(early) + known.held if others_wait else max(len(early), known.held)
+    # What was made in place of those that are held takes no further place, unless they still wait.
+    held = len(early) + known.held if wait_until(known, now) else len(early) - again + max(again, known.held)
     ran = any(s.lived for s in setbacks)
     free = SHARED_TRIES if held > 1 and not whole else FREE_TRIES
     tries = CHARGED_TRIES if charged else free if ran else REFUSED_TRIES
@@ -164,17 +164,19 @@ def _find_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod], n
     """How many of the missing pods may be created after a wait, and when that may be more.
 
     If pods have failed at their start more than once, or no other has started, one tries for all: nodes that refuse
-    pods would refuse each of them, and nodes that evict pods would do that again.
+    pods would refuse each of them, and nodes that evict pods would do that again. If many have failed, a few try.
     """
     since, is_again = parse_time(backoff.since), backoff.repeats >= SHARED_TRIES
-    if since is None or not backoff.held or (not is_again and any(p.started for p in live)):
+    have_others_started = any(p.started for p in live)
+    if since is None or not backoff.held or (not is_again and have_others_started and backoff.held <= AT_ONCE):
         return missing, None
     tried = [p for p in live if p.created >= since - 1.0]  # the time of a creation is in whole seconds
-    if not tried:
-        return 1, None
-    has_to_live = LONGER * backoff.lived_seconds + 1.0 if is_again and backoff.lived_seconds else 0.0
+    has_to_live = LONGER * backoff.lived_seconds + 1.0 if backoff.lived_seconds else 0.0
     proven = min((p.began + has_to_live for p in tried if p.began is not None and p.started), default=None)
-    return (missing, None) if proven is not None and proven <= now else (0, proven)
+    if proven is not None and proven <= now:
+        return missing, None
+    tries = AT_ONCE if not is_again and have_others_started else 1
+    return min(missing, max(0, tries - len(tried))), proven
 
 
 def forget(backoff: api.BackoffStatus | None, now: float) -> api.BackoffStatus | None:

@@ -58,6 +58,12 @@ WHOLE = {"whole": True, "charged": 1}
         pytest.param(known(2, ago=2), [Setback(NOW - 6, 5)], {}, (2, 2, 0), id="of-the-same-round-while-one-tries"),
         pytest.param(known(4, ago=0.5, wait=1), [Setback(NOW - 2, 1)], {}, (4, 2, 1.5), id="of-the-same-round"),
         pytest.param(known(8, ago=5, wait=16), [NEW], {}, (9, 2, 64), id="while-others-wait"),
+        pytest.param(
+            known(1, ago=2, held=6), [Setback(NOW - 6, 5)] * 3, {}, (1, 9, 0), id="further-ones-of-the-first-round"
+        ),
+        pytest.param(
+            known(1, ago=4, held=6), [NEW, Setback(NOW - 9, 8)], {}, (2, 7, 0), id="one-in-place-and-a-first-one"
+        ),
         pytest.param(known(8), [OLD], {}, (8, 1, 0), id="one-that-ran-for-long-changes-nothing"),
         pytest.param(known(3, ago=20), [Setback(NOW - 13, 12)], {}, (4, 1, 1), id="after-12-seconds"),
         pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 5}, (4, 1, 1), id="without-a-step"),
@@ -129,6 +135,25 @@ def test_one_pod_tries_for_all(
 ) -> None:
     before = known(repeats, ago=8, held=3, lived_seconds=lived)
     assert backoff_rules.find_held(before, 3, pods, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "missing", "pods", "expected"),
+    [
+        pytest.param(4, 4, (LONG,), (0, None), id="four-are-made-at-once"),
+        pytest.param(9, 9, (LONG,), (5, None), id="so-are-four-of-nine"),
+        pytest.param(9, 7, (LONG, TRIED, TRIES), (5, NOW + 5), id="two-more-beside-two"),
+        pytest.param(9, 5, (LONG, *(TRIED,) * 4), (5, NOW + 5), id="four-are-trying"),
+        pytest.param(9, 5, (LONG, PROVEN, *(TRIED,) * 3), (0, None), id="one-has-lived-longer"),
+        pytest.param(9, 9, (), (8, None), id="no-other-has-started"),
+        pytest.param(9, 2, (LONG,), (0, None), id="fewer-are-missing"),
+    ],
+)
+def test_a_few_try_for_many_at_their_first_loss(
+    held: int, missing: int, pods: tuple[Pod, ...], expected: tuple[int, float | None]
+) -> None:
+    before = known(1, ago=8, held=held, lived_seconds=4)
+    assert backoff_rules.find_held(before, missing, pods, NOW) == expected
 
 
 def test_the_longest_life_of_a_row_is_kept() -> None:
