@@ -18,8 +18,6 @@ SILENT: Final = "silent"
 SILENT_SECONDS: Final = 70.0  # a minute, and what it takes to see it
 MOST_REFUSED: Final = 10  # writes of one job that the API server refuses, or pods that a node refuses, in a minute
 MOST_TRIES: Final = 8  # of a job whose script fails at its start: at once, and then 1, 2, 4 … s later
-AT_ONCE: Final = 4  # pods that are made at once in place of those that are evicted soon
-MOST_LATER: Final = 6  # pods of a job whose pods are evicted soon, after the first ones and those in their place
 MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
 REFUSED_BY_NODES: Final = "node-refuses"  # the part that makes nodes refuse all pods
 EVICTED: Final = "evicted"  # the part whose pods are evicted soon after their start
@@ -92,7 +90,7 @@ def most_pods(made: Made) -> int:
 
 def most_pods_of_evicted(size: int) -> int:
     """The first pods of a job, a few in their place, which are made at once, and then one that tries for all."""
-    return max(MOST_REFUSED, size + min(size, AT_ONCE) + MOST_LATER)
+    return size + MOST_REFUSED
 
 
 def find_words(raw: object) -> Iterator[str]:

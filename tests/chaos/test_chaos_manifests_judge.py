@@ -93,8 +93,8 @@ def test_the_last_step_of_a_pod() -> None:
     [
         pytest.param(1, "command-fails", 13, id="one pod"),
         pytest.param(4, "command-fails", 32, id="each try makes all pods"),
-        pytest.param(2, "evicted", 10, id="the first ones, those in their place, and then one tries for all"),
-        pytest.param(4, "evicted", 14, id="of four"),
+        pytest.param(2, "evicted", 12, id="the first ones, and ten later"),
+        pytest.param(50, "evicted", 60, id="of fifty"),
         pytest.param(4, "node-refuses", 13, id="one pod tries for all"),
     ],
 )

@@ -32,6 +32,7 @@ REFUSED_TRIES = 1  # of pods that did not start at all, as when their node refus
 SHARED_TRIES = 2  # those of several pods; at the first one, a few try for all, and from then on one
 AT_ONCE = 4  # the few
 LONGER = 1.5  # times as long as those that failed has the pod to live that tries for others, and a second more
+BOOKED_SECONDS = 2.0  # creation times are whole seconds, and the loss of a member may be booked after it was made good
 HASTY_SECONDS = 1.0  # creation times are whole seconds: a pod made later than that is of another round
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
@@ -170,7 +171,7 @@ def _find_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod], n
     have_others_started = any(p.started for p in live)
     if since is None or not backoff.held or (not is_again and have_others_started and backoff.held <= AT_ONCE):
         return missing, None
-    tried = [p for p in live if p.created >= since - 1.0]  # the time of a creation is in whole seconds
+    tried = [p for p in live if p.created >= since - BOOKED_SECONDS]
     has_to_live = LONGER * backoff.lived_seconds + 1.0 if backoff.lived_seconds else 0.0
     proven = min((p.began + has_to_live for p in tried if p.began is not None and p.started), default=None)
     if proven is not None and proven <= now:
