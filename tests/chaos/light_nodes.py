@@ -35,6 +35,7 @@ Raw = Mapping[str, Any]
 
 REFUSES: Final = "chaos/refuses"  # label of a node, with the reason for which it refuses all pods
 HERE: Final = "here/"  # what begins the name of an image that can be pulled
+PRIVATE: Final = "private/"  # the same with one of the pod's pull secrets
 RETRY_SECONDS: Final = 1.0  # for what is missing
 RESTART_SECONDS: Final = 5.0  # before a container is started again; doubled each time
 AGENT_SECONDS: Final = 1.0
@@ -360,12 +361,20 @@ class LightPod:
                 return f"references non-existent config key: {lost} of {name}"
         return ""
 
+    async def _has_pull_secret(self) -> bool:
+        path = f"/api/v1/namespaces/{self.namespace}/secrets"
+        for secret in self.pod["spec"].get("imagePullSecrets") or ():
+            with contextlib.suppress(ApiError):
+                await self.api.request("GET", f"{path}/{secret['name']}")
+                return True
+        return False
+
     async def _check(self, container: Raw) -> None:
         """Raises Refused if the image cannot be pulled or the container cannot be configured."""
         image = container.get("image") or ""
         if any(c in image for c in " \t\n@:/") and (" " in image or image.endswith((":", "/"))):
             raise Refused("InvalidImageName", f'Failed to apply default image tag "{image}": invalid reference format')
-        if not image.startswith(HERE):
+        if not image.startswith(HERE) and not (image.startswith(PRIVATE) and await self._has_pull_secret()):
             if container.get("imagePullPolicy") == "Never":
                 raise Refused(
                     "ErrImageNeverPull", f'Container image "{image}" is not present with pull policy of Never'

@@ -421,6 +421,7 @@ NEIGHBOURS: Final = (
     Neighbour("hook-denies", labels={HOOK: "denies"}, told=("denies.hook.example",)),
     Neighbour("hook-fails", labels={HOOK: "fails"}, told=("fails.hook.example",)),
     Neighbour("hook-is-slow", labels={HOOK: "slow"}, told=("slow.hook.example",)),
+    Neighbour("hook-is-late", labels={HOOK: "late"}),
     Neighbour("hook-mutates", labels={HOOK: "mutates"}),
     Neighbour("hook-mounts-shm", labels={HOOK: "shm"}),
     Neighbour("hook-spoils", labels={HOOK: "spoils"}, told=("webhook",)),

@@ -17,7 +17,7 @@ from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.controlplane.certs import Authority
 
 LABEL: Final = "chaos-hook"
-KINDS: Final = ("denies", "fails", "slow", "mutates", "shm", "spoils")
+KINDS: Final = ("denies", "fails", "slow", "late", "mutates", "shm", "spoils")  # a late one answers in time
 SLOW_SECONDS: Final = 3.0
 WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         kind = self.path.split("?")[0].strip("/")
         review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if kind == "slow":
+        if kind in ("slow", "late"):
             time.sleep(SLOW_SECONDS)
         answer = json.dumps(answer_review(kind, review)).encode()
         self.send_response(500 if kind == "fails" else 200)

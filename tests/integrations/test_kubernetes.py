@@ -15,7 +15,7 @@ import pytest
 
 from elasticjob_devcluster import Cluster, NodeSpec, Tuning
 from elasticjob_devcluster.flags import parse_version
-from operator_fixture import Jobs, OperatorProcess, install_crd, light_spec, wait_for
+from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -62,6 +62,20 @@ def test_the_runtime_comes_as_the_cluster_can(operator: OperatorProcess, jobs: J
     assert volume == {"name": "elasticjob-runtime", **({"image": image} if is_recent else {"emptyDir": {}})}
     assert [c["name"] for c in pod.get("initContainers", ())] == ([] if is_recent else ["elasticjob-runtime"])
     assert ("the cluster has no image volumes" in operator.log) is not is_recent
+
+
+def test_the_runtime_comes_into_a_restricted_namespace(operator: OperatorProcess, jobs: Jobs, cluster: Cluster) -> None:
+    if parse_version(cluster.version) < (1, 25):
+        pytest.skip("the API server enforces Pod Security from Kubernetes 1.25 on")
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    jobs.kube.request("PATCH", f"/api/v1/namespaces/{jobs.namespace}", label, content_type=MERGE)
+    spec = build_spec(runtimeInjection="Always")
+    pod = spec["template"]["spec"]
+    pod["nodeSelector"] = {"there-is": "none"}
+    pod["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod["containers"][0]["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    jobs.create("job", spec)
+    wait_for(lambda: jobs.pods("job"), "its pods are admitted", 20)
 
 
 def has_gates() -> bool:

@@ -1,0 +1,164 @@
+"""Objects of others that are slow, late, lost or refuse: what the job says, that it recovers, and who does not notice.
+
+The nodes run nothing: they say what kubelets would say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from chaos import light_nodes, webhooks
+from elasticjob_devcluster import Cluster, NodeSpec, Tuning
+from elasticjob_devcluster.flags import parse_version
+from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+NODES = (
+    *(NodeSpec(f"good-{i}", cpu=100, pods=400) for i in range(3)),
+    NodeSpec("refuses", cpu=100, pods=400, labels={light_nodes.REFUSES: "TopologyAffinityError"}),
+)
+STRATEGIC = "application/strategic-merge-patch+json"
+
+
+def build_spec(replicas: int, pod: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    trainer = {"name": "trainer", "image": f"{light_nodes.HERE}torch:1", "command": ["torchrun", "train.py"]}
+    return {
+        "replicas": replicas,
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 200},
+        "runtimeInjection": "Never",
+        "template": {"spec": {"containers": [trainer], "nodeSelector": {"kubernetes.io/os": "linux"}, **(pod or {})}},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def lab(
+    cluster_factory: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Jobs]]:
+    """Makes namespaces with such labels in a cluster of these nodes, with webhooks."""
+    directory = tmp_path_factory.mktemp("neighbours")
+    never = ("--node-monitor-grace-period=24h",)  # these nodes renew no Lease
+    cluster = cluster_factory(nodes=(), tuning=Tuning(controller_manager_flags=never))
+    install_crd(cluster)
+    operator = OperatorProcess(cluster, directory, "--stable-seconds", "1", "--runtime-image", "here/runtime:1")
+    (directory / "pki").mkdir()
+
+    def make(name: str, **labels: str) -> Jobs:
+        cluster.make_namespace(name)
+        body = {"metadata": {"labels": {key.replace("_", "-"): value for key, value in labels.items()}}}
+        cluster.kube.request("PATCH", f"/api/v1/namespaces/{name}", body, content_type=MERGE)
+        return Jobs(cluster, name)
+
+    with webhooks.serving(cluster, directory / "pki"), light_nodes.LightNodes(cluster, NODES).running() as nodes:
+        cluster.wait_nodes_ready([node.name for node in NODES])
+        operator.start()
+        try:
+            yield make
+        finally:
+            operator.stop()
+    print(f"the operator said:\n{operator.log[-8000:]}")  # pytest shows it where a test failed
+    assert nodes.wrong == []
+
+
+def read_told(jobs: Jobs, reason: str) -> str:
+    found = jobs.condition("job", "Degraded")
+    return str(found["message"]) if (found.get("status"), found.get("reason")) == ("True", reason) else ""
+
+
+def await_healthy(jobs: Jobs, size: int) -> dict[str, Any]:
+    """The status of the job, which trains with so many pods and was charged nothing."""
+    status = jobs.await_world("job", size, timeout=90)
+    wait_for(lambda: jobs.condition("job", "Degraded")["status"] == "False", "nothing is told any more")
+    assert not status["restarts"].get("user")
+    return status
+
+
+def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Callable[..., Jobs]) -> None:
+    jobs = lab("refused")
+    jobs.create("job", build_spec(8))
+    status = await_healthy(jobs, 8)
+    assert [fault["node"] for fault in status["nodeFaults"]] == ["refuses"]
+    assert {member["node"] for member in status["rendezvous"]["members"]} <= {"good-0", "good-1", "good-2"}
+    assert status["nodeFaults"][0]["count"] <= 4, "the pods in their place went elsewhere"
+
+
+def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Callable[..., Jobs]) -> None:
+    """It answers, after three seconds: of 100 pods half the slots of the operator are made at a time."""
+    slow, good = lab("slow", chaos_hook="late"), lab("good")
+    slow.create("job", build_spec(100))
+    wait_for(lambda: slow.status("job").get("phase"), "it begins")
+    good.create("job", build_spec(2))
+    good.await_world("job", 2)
+    assert len(slow.pods("job")) < 100, "the other job still waits for its webhook"
+    status = slow.await_world("job", 100, timeout=120)
+    assert not status["restarts"].get("total")
+    assert "WriteFailed" not in [reason for reason, _ in slow.events("job")]
+
+
+def test_a_pull_secret_that_comes_later(lab: Callable[..., Jobs]) -> None:
+    jobs = lab("pulls")
+    spec = build_spec(2, {"imagePullSecrets": [{"name": "regcred"}]})
+    spec["template"]["spec"]["containers"][0]["image"] = f"{light_nodes.PRIVATE}train:1"
+    jobs.create("job", spec)
+    told = wait_for(lambda: read_told(jobs, "ImagePullFailed"), "it is told")
+    assert "private/train:1" in told
+    assert "regcred" in told, "where else to look"
+    secret = {"metadata": {"name": "regcred"}, "type": "kubernetes.io/dockerconfigjson",
+              "stringData": {".dockerconfigjson": '{"auths": {}}'}}  # fmt: skip
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", secret)
+    assert not await_healthy(jobs, 2)["restarts"].get("total")
+
+
+def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: Callable[..., Jobs]) -> None:
+    jobs = lab("volumes")
+    path = f"/api/v1/namespaces/{jobs.namespace}/configmaps"
+    settings = {"metadata": {"name": "settings"}, "data": {"lr": "1"}}
+    jobs.kube.request("POST", path, settings)
+    jobs.create("job", build_spec(2, {"volumes": [{"name": "s", "configMap": {"name": "settings"}}]}))
+    jobs.await_world("job", 2)
+    jobs.kube.request("DELETE", f"{path}/settings")
+    jobs.scale("job", 3)
+    assert 'configmap "settings" not found' in wait_for(lambda: read_told(jobs, "PodNotStarting"), "it is told")
+    assert jobs.condition("job", "Running")["status"] == "True", "the others train on"
+    jobs.kube.request("POST", path, settings)
+    await_healthy(jobs, 3)
+
+
+@pytest.mark.parametrize("type", ["MaintenancePlanned", "GracefulNodeShutdownInProgress"])
+def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Callable[..., Jobs], type: str) -> None:
+    jobs = lab(f"life-{type.lower()}")
+    jobs.create("job", build_spec(2))
+    before = await_healthy(jobs, 2)
+    node = before["rendezvous"]["members"][0]["node"]
+    path = f"/api/v1/nodes/{node}/status"
+    condition = {"type": type, "status": "True", "reason": "Planned", "message": "a new kernel"}
+    jobs.kube.request("PATCH", path, {"status": {"conditions": [condition]}}, content_type=STRATEGIC)
+    try:
+        jobs.scale("job", 6)
+        after = await_healthy(jobs, 6)
+        old = {member["uid"] for member in before["rendezvous"]["members"]}
+        members = after["rendezvous"]["members"]
+        assert old <= {member["uid"] for member in members}, "nobody leaves it"
+        assert node not in {member["node"] for member in members if member["uid"] not in old}
+    finally:
+        ended = {"status": {"conditions": [{**condition, "status": "False"}]}}
+        jobs.kube.request("PATCH", path, ended, content_type=STRATEGIC)
+
+
+def test_the_runtime_comes_into_a_restricted_namespace(lab: Callable[..., Jobs]) -> None:
+    jobs = lab("restricted")
+    if parse_version(jobs.cluster.version) < (1, 25):
+        pytest.skip("the API server enforces Pod Security from Kubernetes 1.25 on")
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    jobs.kube.request("PATCH", "/api/v1/namespaces/restricted", label, content_type=MERGE)
+    pod = {"securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}}
+    spec = build_spec(2, pod, runtimeInjection="Always")
+    own = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec["template"]["spec"]["containers"][0]["securityContext"] = own
+    jobs.create("job", spec)
+    (first, _) = wait_for(lambda: p if len(p := jobs.pods("job")) == 2 else None, "both pods are admitted")
+    assert [c["name"] for c in first["spec"]["initContainers"]] == ["elasticjob-runtime"]
