@@ -107,6 +107,17 @@ def name_gates(message: str, template: Mapping[str, Any]) -> str:
     )
 
 
+def name_pull_secrets(message: str, template: Mapping[str, Any]) -> str:
+    """What a pod whose image cannot be pulled says, with the secrets of this template that may be missing or old."""
+    secrets = [one["name"] for one in _list_objects(template, "imagePullSecrets") if isinstance(one.get("name"), str)]
+    if not secrets:
+        return message
+    verb = "has" if len(secrets) == 1 else "have"
+    return (
+        f"{message} (spec.template.spec.imagePullSecrets: {_join(secrets)}, which {verb} to be in the job's namespace)"
+    )
+
+
 def _join(names: Iterable[str], between: str = ", ") -> str:
     first = list(itertools.islice(names, MOST_NAMED + 1))
     return between.join([*first[:MOST_NAMED], *(["…"] if len(first) > MOST_NAMED else ())])

@@ -162,3 +162,19 @@ def test_gates_that_are_none(gates: Any) -> None:
 def test_many_claims_are_not_all_named() -> None:
     claims = [{"persistentVolumeClaim": {"claimName": f"c{i}"}} for i in range(900)]
     assert waiting.name_volumes(UNBOUND, {"volumes": claims}).endswith("PersistentVolumeClaim c4; …)")
+
+
+@pytest.mark.parametrize(
+    ("secrets", "more"),
+    [
+        pytest.param(None, "", id="none"),
+        pytest.param("regcred", "", id="no list"),
+        pytest.param(["regcred", {"name": 1}, {}], "", id="no objects"),
+        pytest.param([{"name": "regcred"}], " (spec.template.spec.imagePullSecrets: regcred, which has to be "
+                     "in the job's namespace)", id="one"),
+        pytest.param([{"name": "a"}, {"name": "b"}], " (spec.template.spec.imagePullSecrets: a, b, which have "
+                     "to be in the job's namespace)", id="two"),
+    ],
+)  # fmt: skip
+def test_pull_secrets_are_named(secrets: Any, more: str) -> None:
+    assert waiting.name_pull_secrets("denied", {"imagePullSecrets": secrets}) == f"denied{more}"
