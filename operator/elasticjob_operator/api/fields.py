@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
 from elasticjob_operator.api.base import Model
+from elasticjob_operator.api.podfields import POD_FIELDS
 from elasticjob_operator.api.spec import Spec
 
 Path = tuple[str | int, ...]  # the path of a field below the spec
 Fields = Mapping[str, "Fields | None"]  # the fields of an object; None if the operator does not define its content
+
+_ALIKE: Final = 0.75  # what resembles a field less is another one
+_CONVERT: Final = "of another kind of job: `kubectl elasticjob convert` knows most of them; else write spec.template"
+# Fields that other kinds of jobs have in their specs → what to do here.
+FOREIGN: Final = {
+    **dict.fromkeys(("parallelism", "completions", "numNodes"), "set spec.replicas"),
+    **dict.fromkeys(("minAvailable", "minMember"), "set spec.elasticPolicy.minReplicas"),
+    **dict.fromkeys(("backoffLimit", "maxRetry"), "set spec.elasticPolicy.maxRestarts"),
+    **dict.fromkeys(("numProcPerNode", "numProcessesPerNode", "nproc"), "set spec.nprocPerNode"),
+    "completionMode": "remove it: pods have ranks, and are replaced",
+    "restartPolicy": "remove it: the operator replaces pods",
+    "cleanPodPolicy": "remove it: pods of a job that has ended stay for their logs, until the job is deleted",
+    "podFailurePolicy": "set spec.failurePolicy",
+    "queue": "name a queue of Kueue in the label kueue.x-k8s.io/queue-name",
+    "schedulingPolicy": "set spec.elasticPolicy.minReplicas, and spec.template.spec.schedulerName",
+    **dict.fromkeys(
+        ("pytorchReplicaSpecs", "mpiReplicaSpecs", "tfReplicaSpecs", "replicaSpecs", "trainer", "runtimeRef",
+         "rayClusterSpec", "entrypoint"), _CONVERT,
+    ),
+    **dict.fromkeys(("tasks", "replicatedJobs", "plugins", "policies"), "write the pods in spec.template"),
+}  # fmt: skip
 
 
 def spell(root: str, path: Path) -> str:
@@ -67,8 +89,13 @@ def advise(path: Path) -> str:
     for part in path[:-1]:
         if isinstance(part, str):
             fields = (fields or {}).get(part)
-    close = difflib.get_close_matches(name[:64], fields or (), 1)
-    meant = _find_field(name, FIELDS, ()) or ((*path[:-1], close[0]) if close else None)
+    meant = _find_field(name, FIELDS, ())
+    if meant is None and name in FOREIGN:
+        return FOREIGN[name]
+    if meant is None and len(path) == 1 and (name in POD_FIELDS["pod"] or name in POD_FIELDS["container"]):
+        return f"it belongs to spec.template.spec{'' if name in POD_FIELDS['pod'] else '.containers[]'}"
+    close = difflib.get_close_matches(name[:64], fields or (), 1, _ALIKE)
+    meant = meant or ((*path[:-1], close[0]) if close else None)
     return f"did you mean {spell('spec', meant)}?" if meant else "check the spelling, or remove it"
 
 

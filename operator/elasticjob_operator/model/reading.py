@@ -7,7 +7,7 @@ that decisions depend on is listed in `unread`, and the job is left untouched, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from elasticjob_operator import api
 from elasticjob_operator.api import bounds, podtemplate
-from elasticjob_operator.model import contradictions, launchers, own_size
+from elasticjob_operator.model import contradictions, launchers, misspelt, own_size
 from elasticjob_operator.templates import taking
 
 # Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
@@ -94,8 +94,10 @@ def _read(raw: dict[str, Any], limits: bounds.Limits, status: api.Status) -> Spe
         return SpecRead(
             _bounded(spec, spec.wanted, limits) if status.start_time is not None else None, (too_many,), notices
         )
+    misspelt_fields = _name_some(list(misspelt.find_misspelt(spec.template)))
     contradicting = tuple(Notice(one.reason, one.message) for one in contradictions.find_contradictions(spec))
     warnings = (
+        *((Notice("UnknownField", misspelt_fields),) if misspelt_fields else ()),
         *_find_silent_fallbacks(spec),
         *_find_foreign_launcher(spec),
         *contradicting,
@@ -173,10 +175,14 @@ def _warn_of_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
         return ()
     named = [
         f"{api.spell('spec', path)[:200]} is unknown to this version and ignored: {api.advise(path)}"
-        for path in unknown[:MOST_NAMED]
+        for path in unknown
     ]
-    more = [f"and {len(unknown) - MOST_NAMED} more"] if len(unknown) > MOST_NAMED else []
-    return (Notice("UnknownField", "; ".join(named + more)),)
+    return (Notice("UnknownField", _name_some(named)),)
+
+
+def _name_some(found: Sequence[str]) -> str:
+    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    return "; ".join([*found[:MOST_NAMED], *more])
 
 
 def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
@@ -229,9 +235,8 @@ def find_pruned(annotations: Mapping[str, Any], spec: object) -> tuple[Notice, .
     gone = [path for path in api.find_unknown(applied) if path not in stored]
     if not gone:
         return ()
-    named = [f"{api.spell('spec', path)[:200]}: {api.advise(path)}" for path in gone[:MOST_NAMED]]
-    more = [f"and {len(gone) - MOST_NAMED} more"] if len(gone) > MOST_NAMED else []
-    return (Notice("FieldDropped", "the API server dropped unknown fields: " + "; ".join(named + more)),)
+    named = [f"{api.spell('spec', path)[:200]}: {api.advise(path)}" for path in gone]
+    return (Notice("FieldDropped", f"the API server dropped unknown fields: {_name_some(named)}"),)
 
 
 # --- status ----------------------------------------------------------------------------------------------

@@ -465,3 +465,28 @@ def test_status_survives_its_own_dump() -> None:
     status = api.Status(phase=api.Phase.RUNNING, rendezvous=api.RendezvousStatus(generation=3), replicas=2)
     assert api.Status.model_validate(status.dump()) == status
     assert "" not in status.dump().values()
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        (("replica",), "did you mean spec.replicas?"),
+        (("nproc_per_node",), "did you mean spec.nprocPerNode?"),
+        (("maxRestarts",), "did you mean spec.elasticPolicy.maxRestarts?"),
+        (("suspend",), "did you mean spec.runPolicy.suspend?"),
+        (("parallelism",), "set spec.replicas"),
+        (("runPolicy", "backoffLimit"), "set spec.elasticPolicy.maxRestarts"),
+        (("schedulerName",), "it belongs to spec.template.spec"),
+        (("volumeMounts",), "it belongs to spec.template.spec.containers[]"),
+        (("policies",), "write the pods in spec.template"),
+        (("replicatedJobs",), "write the pods in spec.template"),
+        (("restartPolicy",), "remove it: the operator replaces pods"),
+        (("somethingElse",), "check the spelling, or remove it"),
+    ],
+)
+def test_advice_for_an_unknown_field(path: tuple[str, ...], advice: str) -> None:
+    assert api.advise(path) == advice
+
+
+def test_advice_for_another_kind_of_job() -> None:
+    assert "kubectl elasticjob convert" in api.advise(("pytorchReplicaSpecs",))

@@ -1,0 +1,39 @@
+"""The fields of a pod template, and of what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+# Kind of object → its fields, in Kubernetes 1.36.
+_FIELDS: Final = {
+    "template": "apiVersion kind metadata spec",
+    "pod": (
+        "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks "
+        "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride "
+        "imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName "
+        "readinessGates resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates "
+        "schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace "
+        "subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
+    ),
+    "container": (
+        "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy "
+        "resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce "
+        "terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir"
+    ),
+    "resources": "claims limits requests",
+    "securityContext of a pod": (
+        "appArmorProfile fsGroup fsGroupChangePolicy runAsGroup runAsNonRoot runAsUser seLinuxChangePolicy "
+        "seLinuxOptions seccompProfile supplementalGroups supplementalGroupsPolicy sysctls windowsOptions"
+    ),
+    "securityContext": (
+        "allowPrivilegeEscalation appArmorProfile capabilities privileged procMount readOnlyRootFilesystem runAsGroup "
+        "runAsNonRoot runAsUser seLinuxOptions seccompProfile windowsOptions"
+    ),
+    "mount": "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr",
+    "variable": "name value valueFrom",
+    "source": "configMapRef prefix secretRef",
+    "toleration": "effect key operator tolerationSeconds value",
+    "port": "containerPort hostIP hostPort name protocol",
+}
+POD_FIELDS: Final[Mapping[str, frozenset[str]]] = {kind: frozenset(names.split()) for kind, names in _FIELDS.items()}

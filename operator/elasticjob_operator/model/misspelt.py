@@ -1,0 +1,86 @@
+"""Fields of a pod template that are written wrongly, or in the wrong place. Pure.
+
+The API server drops a field that it does not know, and says so only to who creates the pod. A field that merely is new
+is not told: what is told has the name of another field, or nearly.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from elasticjob_operator.api import fields, podfields
+
+FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    **podfields.POD_FIELDS,
+    "job": frozenset(fields.FIELDS),
+}
+# (kind, field) → the kind of what is in it.
+_INNER: Final = {
+    ("template", "spec"): "pod",
+    ("pod", "containers"): "container",
+    ("pod", "initContainers"): "container",
+    ("pod", "resources"): "resources",
+    ("pod", "securityContext"): "securityContext of a pod",
+    ("pod", "tolerations"): "toleration",
+    ("container", "resources"): "resources",
+    ("container", "securityContext"): "securityContext",
+    ("container", "volumeMounts"): "mount",
+    ("container", "env"): "variable",
+    ("container", "envFrom"): "source",
+    ("container", "ports"): "port",
+}
+# Kind → the kinds whose fields are looked for next, and where these are.
+_ELSEWHERE: Final = {
+    "template": (("pod", "spec.template.spec"), ("job", "spec")),
+    "pod": (("container", "the container: spec.template.spec.containers[]"), ("job", "spec")),
+    "container": (
+        ("pod", "the pod: spec.template.spec"),
+        ("securityContext", "its securityContext"),
+        ("resources", "its resources"),
+    ),
+    "securityContext of a pod": (
+        ("securityContext", "the container: spec.template.spec.containers[].securityContext"),
+    ),
+    "securityContext": (("securityContext of a pod", "the pod: spec.template.spec.securityContext"),),
+}
+_ALIKE: Final = 0.85
+
+
+def find_misspelt(raw: object, kind: str = "template", path: str = "spec.template") -> Iterator[str]:
+    """What is wrong with each such field, with the remedy."""
+    if not isinstance(raw, Mapping):
+        return
+    for name, value in raw.items():
+        here = f"{path}.{str(name)[:64]}"
+        if name not in FIELDS[kind]:
+            remedy = _find_remedy(str(name), kind, path)
+            if remedy:
+                yield f"{here} is no field there, and the API server ignores it: {remedy}"
+            continue
+        inner = _INNER.get((kind, name))
+        if inner is None:
+            continue
+        items = [(f"{here}[{i}]", one) for i, one in enumerate(value)] if isinstance(value, list) else [(here, value)]
+        for where, one in items:
+            yield from find_misspelt(one, inner, where)
+
+
+def _find_remedy(name: str, kind: str, path: str) -> str:
+    meant = _find_alike(name, FIELDS[kind])
+    if meant:
+        return f"did you mean {path}.{meant}?"
+    for other, where in _ELSEWHERE.get(kind, ()):
+        meant = name if name in FIELDS[other] else _find_alike(name, FIELDS[other])
+        if meant:
+            return f"{meant} belongs to {where}"
+    return ""
+
+
+def _find_alike(name: str, known: frozenset[str]) -> str:
+    folded = name.replace("_", "").replace("-", "").lower()
+    for field in sorted(known):
+        if field.lower() in (folded, f"{folded}s", folded.removesuffix("s")):
+            return field
+    return next(iter(difflib.get_close_matches(name[:64], sorted(known), 1, _ALIKE)), "")

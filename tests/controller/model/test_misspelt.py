@@ -1,0 +1,82 @@
+"""Fields of a pod template that nobody reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.builders import make_spec
+from elasticjob_operator.api import bounds
+from elasticjob_operator.model import misspelt, observe
+
+TRAINER = {"name": "trainer", "image": "torch", "command": ["torchrun", "train.py"]}
+
+
+def find(pod: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None, **template: Any) -> list[str]:
+    spec = {"containers": [{**TRAINER, **(trainer or {})}], **(pod or {})}
+    return list(misspelt.find_misspelt({"spec": spec, **template}))
+
+
+@pytest.mark.parametrize(
+    ("pod", "trainer", "told"),
+    [
+        pytest.param({"nodeselector": {"gpu": "h100"}}, {}, "spec.template.spec.nodeselector is no field there, and "
+                     "the API server ignores it: did you mean spec.template.spec.nodeSelector?", id="small letters"),
+        pytest.param({"toleration": []}, {}, "did you mean spec.template.spec.tolerations?", id="one of several"),
+        pytest.param({"image_pull_secrets": []}, {}, "did you mean spec.template.spec.imagePullSecrets?",
+                     id="as Python"),
+        pytest.param({"priorityClass": "high"}, {}, "did you mean spec.template.spec.priorityClassName?",
+                     id="a part of the name"),
+        pytest.param({"volumeMounts": []}, {}, "belongs to the container: spec.template.spec.containers[]",
+                     id="of the container"),
+        pytest.param({"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}, {}, "spec.template.spec."
+                     "securityContext.capabilities is no field there, and the API server ignores it: capabilities "
+                     "belongs to the container", id="capabilities of a pod"),
+        pytest.param({}, {"nodeSelector": {"gpu": "h100"}}, "spec.template.spec.containers[0].nodeSelector is no field "
+                     "there, and the API server ignores it: nodeSelector belongs to the pod: spec.template.spec",
+                     id="of the pod"),
+        pytest.param({}, {"limits": {"nvidia.com/gpu": 1}}, "limits belongs to its resources", id="of the resources"),
+        pytest.param({}, {"privileged": True}, "privileged belongs to its securityContext", id="of the context"),
+        pytest.param({}, {"resources": {"limit": {}}}, "did you mean spec.template.spec.containers[0].resources."
+                     "limits?", id="limit"),
+        pytest.param({}, {"env": [{"name": "A", "val": "b"}]}, "", id="too far away to be sure"),
+        pytest.param({}, {"volumeMounts": [{"name": "a", "mountpath": "/a"}]},
+                     "did you mean spec.template.spec.containers[0].volumeMounts[0].mountPath?", id="a mount"),
+        pytest.param({"evictionResponders": []}, {"gpuPartition": 1}, "", id="fields of a newer Kubernetes"),
+        pytest.param({"nodeSelector": {"nodeselector": "x"}, "volumes": [{"name": "a", "emptydir": {}}]}, {}, "",
+                     id="what is not looked at"),
+    ],
+)  # fmt: skip
+def test_what_is_told(pod: dict[str, Any], trainer: dict[str, Any], told: str) -> None:
+    found = find(pod, trainer)
+    assert len(found) == (1 if told else 0)
+    assert told in "".join(found)
+
+
+def test_a_pod_without_its_spec_is_told() -> None:
+    assert find(nodeSelector={}) == [
+        "spec.template.nodeSelector is no field there, and the API server ignores it: nodeSelector belongs to "
+        "spec.template.spec"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["template", "pod"])
+def test_a_field_of_the_job_is_told(kind: str) -> None:
+    found = find(replicas=4) if kind == "template" else find({"nprocPerNode": 8})
+    assert len(found) == 1 and found[0].endswith(" belongs to spec")
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [1, None], {"spec": [1]}, {"spec": {"containers": {"a": 1}}}, {1: 2}])
+def test_whatever_it_is(value: Any) -> None:
+    assert list(misspelt.find_misspelt(value)) == []
+
+
+def test_a_job_warns_of_a_few_of_them() -> None:
+    spec = make_spec(1, 2).dump()
+    spec["template"]["spec"]["nodeselector"] = {"gpu": "h100"}
+    job = observe.observe_job({"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": spec}, bounds.Limits())
+    (notice,) = job.notices
+    assert notice.reason == "UnknownField"
+    assert "did you mean spec.template.spec.nodeSelector?" in notice.message
+    assert job.spec is not None, "it is no reason to refuse the job"
