@@ -159,7 +159,7 @@ def test_a_job_is_suspended_resumed_and_deleted_where_it_was_submitted(sides: tu
     here.jobs.patch("held", {"runPolicy": {"suspend": True}})
     wait_for(lambda: there.find("held") is None, "the copy is deleted", GENEROUS)
     here.jobs.await_condition("held", "Suspended", GENEROUS)
-    assert here.queues.workloads("held") == []
+    wait_for(lambda: here.queues.workloads("held") == [], "Kueue lets its Workload go", GENEROUS)
     here.jobs.patch("held", {"runPolicy": {"suspend": False}})
     there.jobs.await_world("held", 2, timeout=GENEROUS)
     await_shown(here, "held", 2)
