@@ -60,13 +60,21 @@ def judge_words(made: Made, status: Raw, cluster: Iterable[str]) -> str:
     """
     told = read_told(status)
     text = "; ".join(f"{reason}: {message}" for reason, message in told)
-    warning = next((c.get("message") or "" for c in status.get("conditions") or () if c["type"] == "Warning"), "")
+    warning = _read_warning(status)
     wanted = list(made.told)
     if not made.is_sure or not wanted:
         wanted += sorted({*find_words(made.body), *find_words(made.neighbours), *cluster})
     if any(word.lower() in f"{text}; {warning}".lower() for word in wanted):
         return ""
     return f"it names none of {', '.join(made.told) or 'the words of its manifest'}: {text}"
+
+
+def is_warned(made: Made, status: Raw) -> bool:
+    return any(word in _read_warning(status) for word in made.warned)
+
+
+def _read_warning(status: Raw) -> str:
+    return next((c.get("message") or "" for c in status.get("conditions") or () if c["type"] == "Warning"), "")
 
 
 def find_last_step(pod: Raw) -> float:

@@ -65,6 +65,7 @@ class Made:
     told: tuple[str, ...]  # one of these words, unless the job trains
     is_sure: bool  # no other word will do: there is one part only, and nothing is drawn
     has_to_train: bool = False
+    warned: tuple[str, ...] = ()  # one of these words, although it trains
 
     @property
     def is_ours(self) -> bool:

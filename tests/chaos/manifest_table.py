@@ -104,6 +104,8 @@ ADVICE: Final = {
     "queue-missing": ("a queue of Kueue that is not there", "create the LocalQueue, or correct the label"),
     "queue-too-small": ("more than the queue may ever admit", "lower `minReplicas`, or use another queue"),
     "queue-class-missing": ("a priority class of Kueue that is not there", "create it, or correct the label"),
+    "jobset": ("a spec of another operator, or none, without `template`", "convert it, or write a pod template"),
+    "variables-as-a-map": ("a map of variables", "write a list: `- {name: …, value: …}`"),
     "line-in-a-list": ("a whole line as the first word of `command`", "write a list of words, or `[sh, -c, …]`"),
     "windows": ("a template for Windows", "remove the field: workers run on Linux"),
 }
@@ -132,6 +134,8 @@ LIKE: Final = {
     "csi-driver-missing": ("bucket",),
     "pvc-missing": ("parallel-files",),
     "quantity": ("amount-in-words", "small-letters"),
+    "jobset": ("trainjob", "volcano-tasks", "rayjob", "containers-in-template"),
+    "command-as-text": ("args-as-text",),
     "scheduler-missing": ("volcano", "yunikorn"),
     "claim-template-missing": ("claim-of-a-template", "claim-of-one-request"),
     "ephemeral-volume": ("scratch-claim",),
@@ -151,7 +155,8 @@ LIKE: Final = {
         "stop-signal", "toleration-less", "pre-stop-sleep", "preemption-never", "pull-policy", "field-wrong",
         "raw-block", "proc-mount", "grpc-probe", "mount-propagation", "seccomp", "priority-number", "port-name",
         "toleration-wrong", "variable-without-value", "bad-label", "quoted-replicas",
-        "no-name", "name-in-capitals",
+        "no-name", "name-in-capitals", "rules-of-a-job", "short-device", "half-a-gpu", "secrets-as-names",
+        "source-as-a-name", "exists-in-small-letters", "claim-by-another-name", "duration-in-words", "quoted-bounds",
     ),
 }  # fmt: skip
 

@@ -44,6 +44,7 @@ spec:
 class Text:
     """One manifest: fields of the trainer, of its pod and of the job. `told`: one of these words; else it trains.
 
+    `warned`: it trains, and a warning has one of these. `is_bare`: it has no other template than `spec` has.
     `trains_from`: the minor version of Kubernetes from which it trains although older ones have these words.
     """
 
@@ -56,6 +57,8 @@ class Text:
     objects: tuple[tuple[str, Object], ...] = ()
     generated: bool = False
     trains_from: int | None = None
+    warned: tuple[str, ...] = ()
+    is_bare: bool = False
 
 
 def one_volume(mode: str) -> tuple[tuple[str, Object], ...]:
@@ -354,6 +357,61 @@ TEXTS: Final = (
          dnsConfig: {nameservers: [10.0.0.10], searches: [corp.example.com], options: [{name: ndots, value: "2"}]}}"""),
     Text("claim-of-one-request", "resources: {claims: [{name: gpus, request: gpu-0}]}",
          "resourceClaims: [{name: gpus, resourceClaimName: shared-gpus}]", told=("shared-gpus", "claim")),
+    # Specs of other operators under our kind, and fields that are nearly right.
+    Text("trainjob", is_bare=True, told=("template",), spec="""
+        runtimeRef: {name: torch-distributed}
+        trainer: {image: here/torch, numNodes: 2, numProcPerNode: 8, command: [torchrun, train.py]}"""),
+    Text("volcano-tasks", is_bare=True, told=("template",), spec="""
+        minAvailable: 3
+        schedulerName: volcano
+        policies: [{event: PodEvicted, action: RestartJob}]
+        plugins: {pytorch: ["--master=master", "--worker=worker", "--port=23456"]}
+        tasks: [{name: worker, replicas: 2, template: {spec: {containers: [{name: worker, image: here/torch}]}}}]"""),
+    Text("jobset", is_bare=True, told=("template",), spec="""
+        failurePolicy: {maxRestarts: 3}
+        replicatedJobs: [{name: workers, replicas: 1, template: {spec: {parallelism: 2, completions: 2}}}]"""),
+    Text("rayjob", is_bare=True, told=("template",), spec="""
+        entrypoint: python train.py
+        shutdownAfterJobFinishes: true
+        rayClusterSpec: {rayVersion: 2.46.0, workerGroupSpecs: [{replicas: 2, groupName: gpu}]}"""),
+    Text("containers-in-template", is_bare=True, told=("template",),
+         spec="template: {containers: [{name: trainer, image: here/torch, command: [torchrun, train.py]}]}"),
+    Text("indexed-job", "env: [{name: JOB_COMPLETION_INDEX, value: '0'}]", spec="""
+        parallelism: 2
+        completions: 2
+        completionMode: Indexed
+        backoffLimit: 0
+        podFailurePolicy: {rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}]}"""),
+    Text("rules-of-a-job", told=("failurePolicy.rules",), spec="""
+        failurePolicy: {rules: [{action: Ignore, onPodConditions: [{type: DisruptionTarget}]}]}"""),
+    Text("replica-spec", spec="template: {replicas: 4, restartPolicy: OnFailure}",
+         warned=("replicas belongs to spec",)),
+    Text("small-letters-of-a-field", pod="nodeselector: {gpu: h100}", warned=("spec.template.spec.nodeSelector?",)),
+    Text("capabilities-of-the-pod", pod="securityContext: {capabilities: {add: [IPC_LOCK]}}",
+         warned=("capabilities belongs to the container",)),
+    Text("limits-of-the-container", "limits: {nvidia.com/gpu: 1}", warned=("limits belongs to its resources",)),
+    Text("selector-of-the-container", "nodeSelector: {gpu: h100}", warned=("nodeSelector belongs to the pod",)),
+    Text("short-device", "resources: {limits: {gpu: 1}}", told=("gpu",)),
+    Text("half-a-gpu", "resources: {limits: {nvidia.com/gpu: 0.5}}", told=("nvidia.com/gpu",)),
+    Text("variables-as-a-map", "env: {NCCL_DEBUG: INFO}", told=("env",)),
+    Text("args-as-text", 'command: [torchrun]\nargs: "train.py --epochs 3"', told=("args",)),
+    Text("secrets-as-names", pod="imagePullSecrets: [regcred]", told=("imagePullSecrets",)),
+    Text("source-as-a-name", "envFrom: [{secretRef: wandb}]", told=("secretRef", "envFrom")),
+    Text("exists-in-small-letters", pod="tolerations: [{key: nvidia.com/gpu, operator: exists}]",
+         told=("tolerations",)),
+    Text("claim-by-another-name", "volumeMounts: [{name: data, mountPath: /data}]",
+         "volumes: [{name: data, pvc: {claimName: datasets}}]", told=("volumes[", "data")),
+    Text("duration-in-words", spec="runPolicy: {ttlSecondsAfterFinished: 1h}", told=("ttlSecondsAfterFinished",)),
+    Text("quoted-bounds", spec='elasticPolicy: {minReplicas: "1", maxReplicas: "4"}',
+         told=("elasticPolicy.minReplicas", "elasticPolicy.maxReplicas")),
+    Text("queue-of-volcano", spec="priorityClassName: high\nqueue: research\nminAvailable: 2"),
+    Text("meshes-and-autoscalers", spec="""
+        template:
+          metadata:
+            annotations: {linkerd.io/inject: enabled, config.linkerd.io/skip-outbound-ports: "29400,29500",
+                          sidecar.istio.io/nativeSidecar: "true", karpenter.sh/do-not-disrupt: "true",
+                          cluster-autoscaler.kubernetes.io/safe-to-evict: "false",
+                          container.apparmor.security.beta.kubernetes.io/pytorch: unconfined}"""),
     Text("wrong-place", spec="restartPolicy: OnFailure\nnproc_per_node: 8"),
     Text("converted"),
 )  # fmt: skip
@@ -366,7 +424,7 @@ def make(seed: int, number: int, minor: int) -> Made:
     objects = tuple((path.format(namespace), _placed(body, namespace)) for path, body in text.objects)
     body = convert(yaml.safe_load(PYTORCHJOB)).manifest if text.name == "converted" else _build(text)
     has_to_train = not text.told if text.trains_from is None else minor >= text.trains_from
-    return Made(number, namespace, text.labels, objects, body, (text.name,), text.told, True, has_to_train)
+    return Made(number, namespace, text.labels, objects, body, (text.name,), text.told, True, has_to_train, text.warned)
 
 
 def _build(text: Text) -> Object:
@@ -375,10 +433,13 @@ def _build(text: Text) -> Object:
         del trainer["command"]
     pod = _read(text.pod)
     pod["containers"] = [trainer, *pod.get("containers", ())]
+    metadata = {"generateName": f"{text.name}-"} if text.generated else {"name": text.name}
+    head: Object = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata}
+    if text.is_bare:
+        return {**head, "spec": _read(text.spec)}
     spec: Object = {"replicas": 2, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4}, **_read(text.spec)}
     spec["template"] = {**spec.get("template", {}), "spec": pod}
-    metadata = {"generateName": f"{text.name}-"} if text.generated else {"name": text.name}
-    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
+    return {**head, "spec": spec}
 
 
 def _read(text: str) -> Object:

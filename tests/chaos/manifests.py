@@ -259,6 +259,8 @@ class _Run:
             wrong = "silent" if self.watch_seconds >= manifest_judge.SILENT_SECONDS else ""
         elif made.has_to_train and not watched.trained:
             wrong = "it has to train"
+        elif made.warned and not manifest_judge.is_warned(made, watched.status):
+            wrong = f"it warns of none of {', '.join(made.warned)}"
         elif end == TOLD:
             wrong = manifest_judge.judge_words(made, watched.status, self.known)
         if end == SILENT and not wrong:
