@@ -57,6 +57,24 @@ def raw_pod(namespace: str, job: str, job_uid: str, *, owned: bool = True, gpus:
     }
 
 
+def make_cache() -> Cache:
+    """With the job and the node."""
+    cache = Cache(lambda key: None, find_share=functools.partial(find_share, POOLS))
+    cache.put_node(NODE)
+    cache.put_job(raw_job())
+    return cache
+
+
+def with_spec(pod: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**pod, "spec": {**pod["spec"], **changes}}
+
+
+def with_ended_trainer(pod: dict[str, Any]) -> dict[str, Any]:
+    """Another container of it runs on."""
+    ended = {"name": "worker", "state": {"terminated": {"exitCode": 0}}}
+    return {**pod, "status": {"phase": "Running", "containerStatuses": [ended]}}
+
+
 async def list_nothing(request: web.Request) -> web.Response:
     return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
 
@@ -79,14 +97,44 @@ HOLDERS = [
     pytest.param(raw_pod("evil", "other", "job-9", owned=False), id="a pod with the labels of a worker"),
     pytest.param(raw_pod("evil", "other", "job-9"), id="a pod of a job that is gone"),
     pytest.param(raw_pod(*KEY, "job-0"), id="a pod of a job of this name that is gone"),
+    pytest.param(with_ended_trainer(raw_pod("evil", "other", "job-9")), id="a pod of which the trainer has ended"),
+    pytest.param(
+        with_spec(
+            raw_pod("evil", "other", "job-9", owned=False),
+            containers=[
+                {"name": "c", "resources": {"limits": {**{f"a.example/r{n:03}": "1" for n in range(200)}, GPU: "3"}}}
+            ],
+        ),
+        id="a pod with resources that no node has",  # the kubelet does not mind, if nodeName is set
+    ),
+    pytest.param(
+        with_spec(
+            raw_pod("evil", "other", "job-9"),
+            containers=[{"name": f"c{n}"} for n in range(300)]
+            + [{"name": "worker", "resources": {"limits": {GPU: "3"}}}],
+        ),
+        id="a pod whose last container of many asks for them",
+    ),
+]
+GOING = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+OWN = raw_pod(*KEY, "job-1")
+KEPT = [
+    pytest.param({**OWN, "metadata": {**OWN["metadata"], **GOING}}, id="a finalizer keeps it, or it does not end"),
+    pytest.param(with_ended_trainer(OWN), id="its trainer has ended, and another container has not"),
+]
+NOTHING = [
+    pytest.param({"initContainers": [{"name": f"i{n}"} for n in range(1000)]}, id="init containers"),
+    pytest.param(
+        {"initContainers": [{"name": f"i{n}", "resources": {"limits": {GPU: "0"}}} for n in range(1000)]},
+        id="init containers that ask for 0",
+    ),
+    pytest.param({"containers": [{"name": f"c{n}"} for n in range(1000)]}, id="containers"),
 ]
 
 
 @pytest.mark.parametrize("pod", HOLDERS)
 async def test_devices_that_a_pod_holds_are_not_given_out(pod: dict[str, Any], tmp_path: Path) -> None:
-    cache = Cache(lambda key: None, find_share=functools.partial(find_share, POOLS))
-    cache.put_node(NODE)
-    cache.put_job(raw_job())
+    cache = make_cache()
     assert await find_reason(cache, tmp_path) == STARTS
     cache.put_pod(pod)
     assert await find_reason(cache, tmp_path) == WAITS
@@ -98,13 +146,31 @@ async def test_devices_that_a_pod_holds_are_not_given_out(pod: dict[str, Any], t
     assert await find_reason(cache, tmp_path) == STARTS
 
 
-async def test_devices_that_a_pod_of_the_pool_does_not_give_back_are_not_given_out(tmp_path: Path) -> None:
-    """It is being deleted, and a finalizer keeps it, or its program does not end."""
-    cache, now = Cache(lambda key: None, find_share=functools.partial(find_share, POOLS)), 0.0
-    cache.put_node(NODE)
-    cache.put_job(raw_job())
-    pod = raw_pod(*KEY, "job-1")
-    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("changes", NOTHING)
+async def test_a_pod_that_asks_for_nothing_keeps_no_node_from_others(
+    changes: dict[str, Any], owned: bool, tmp_path: Path
+) -> None:
+    """It may never run: what counts is that it has a node."""
+    pod = raw_pod("evil", "other", "job-9", owned=owned)
+    cache = make_cache()
+    cache.put_pod(with_spec(pod, **{"containers": [{"name": "worker"}], **changes}))
+    assert await find_reason(cache, tmp_path) == STARTS
+
+
+async def test_devices_are_not_given_out_once_a_pod_has_its_label_again(tmp_path: Path) -> None:
+    """Without the label, the watch tells that it is gone. It is listed with the pods of others then."""
+    cache, pod = make_cache(), raw_pod("evil", "other", "job-9", owned=False)
+    for version, event in enumerate(("ADDED", "DELETED", "ADDED"), 20):
+        cache.apply_pod(event, {**pod, "metadata": {**pod["metadata"], "resourceVersion": str(version)}})
+    assert await find_reason(cache, tmp_path) == WAITS
+
+
+@pytest.mark.parametrize("pod", KEPT)
+async def test_devices_that_a_pod_of_the_pool_does_not_give_back_are_not_given_out(
+    pod: dict[str, Any], tmp_path: Path
+) -> None:
+    cache, now = make_cache(), 0.0
     cache.put_pod(pod)
     async with answering(list_nothing, tmp_path) as api:
         api.clock = ClusterClock(count=lambda: now)
