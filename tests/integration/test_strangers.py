@@ -97,6 +97,23 @@ def test_objects_with_stolen_labels_are_left_alone_and_named(jobs: Jobs, operato
         assert "deletionTimestamp" not in found["metadata"], path
 
 
+def test_a_worker_that_loses_the_operators_label_is_named_and_seen_again_with_it(jobs: Jobs) -> None:
+    jobs.create("mine", light_spec(replicas=1))
+    world = jobs.await_world("mine", 1)["rendezvous"]
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/mine-worker-0"
+    uid = jobs.kube.request("GET", path)["metadata"]["uid"]
+
+    def label(value: str | None) -> None:
+        jobs.kube.request("PATCH", path, {"metadata": {"labels": {names.LABEL_APP: value}}}, content_type=MERGE)
+
+    label(None)
+    wait_for(lambda: jobs.condition("mine", "Degraded").get("reason") == "NameTaken", "the user is told")
+    assert f"{names.LABEL_APP}={names.LABEL_APP_VALUE}" in jobs.condition("mine", "Degraded")["message"]
+    label(names.LABEL_APP_VALUE)
+    found = jobs.await_world("mine", 1, above=world["generation"])
+    assert [m["uid"] for m in found["rendezvous"]["members"]] == [uid]
+
+
 @pytest.mark.parametrize(
     ("prefix", "plural", "name", "spec"),
     [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from controller.counted_work import count_work
 from elasticjob_operator.api import names
 from elasticjob_operator.kube.cache import Cache, UnownedObject
 from elasticjob_operator.model import ownership
@@ -130,6 +131,30 @@ def test_pods_that_a_list_lacks(watched: Watched, listed_at: str, left: list[str
     assert [pod.uid for pod in watched.cache.pods(KEY)] == left
 
 
+@pytest.mark.parametrize("told", ["event", "list"])
+def test_a_pod_that_has_its_label_again_is_seen_again(watched: Watched, told: str) -> None:
+    """Without the label it is not watched: the watch tells that it is gone, at the version of the change."""
+    cache = watched.cache
+    for pod in (raw_pod(), raw_pod(7, ownerReferences=[])):
+        cache.put_pod(pod)
+    if told == "event":
+        for pod in (raw_pod(resourceVersion="22"), raw_pod(7, ownerReferences=[], resourceVersion="22")):
+            cache.apply_pod("DELETED", pod)
+    else:
+        cache.replace_pods([], "22")
+    for version, seen in (("22", 0), ("23", 1)):
+        cache.put_pod(raw_pod(resourceVersion=version))
+        cache.put_pod(raw_pod(7, ownerReferences=[], resourceVersion=version))
+        assert (len(cache.pods(KEY)), len(cache.strangers())) == (seen, seen), version
+
+
+def test_a_pod_that_was_asked_for_and_is_gone_does_not_come_back(watched: Watched) -> None:
+    watched.cache.put_pod(raw_pod())
+    watched.cache.drop_pod("u0")
+    watched.cache.put_pod(raw_pod(resourceVersion="99"))
+    assert watched.cache.pods(KEY) == ()
+
+
 def test_nothing_is_kept_of_pods_that_came_and_went(watched: Watched) -> None:
     cache = watched.cache
     node = {"metadata": {"name": "node0"}, "spec": {}, "status": {}}
@@ -204,6 +229,31 @@ class TestChildren:
         assert watched.unowned[0].why == "its name is not the one that the operator gives to a ConfigMap"
         watched.cache.apply_child("ConfigMap", "DELETED", raw_child("digits-1", uid="c1"))
         assert watched.woken == []
+
+    def test_those_of_jobs_that_nobody_made(self, watched: Watched) -> None:
+        """A tenant may name any owner, and write as many objects as fit: no replica keeps them."""
+
+        def write(number: int) -> None:
+            owner = {**OWNER, "name": f"ghost-{number}", "uid": f"g{number}"}
+            raw = raw_child(f"ghost-{number}-workers", uid=f"c{number}", ownerReferences=[owner])
+            watched.cache.put_child("NetworkPolicy", raw)
+
+        def delete() -> None:
+            nobodys = {"metadata": {"name": "x", "namespace": "team", "uid": "x"}}
+            watched.cache.apply_child("NetworkPolicy", "DELETED", nobodys)
+
+        watched.cache.put_child("NetworkPolicy", raw_child())
+        alone = count_work(delete)
+        for number in range(500):
+            write(number)
+        assert count_work(delete) < 2 * alone
+        watched.cache.know_jobs()
+        watched.woken.clear()
+        for number in range(1000):
+            write(number)
+        assert count_work(lambda: watched.cache.replace_children("Service", [])) < 1000
+        assert watched.woken == []
+        assert watched.digests() == {"digits-workers": "digest"}
 
     def test_one_that_could_not_be_read_when_it_was_deleted(self, watched: Watched) -> None:
         watched.cache.put_child("NetworkPolicy", raw_child())

@@ -22,6 +22,7 @@ from elasticjob_operator.model.observe import Job, Node, PoolShare, observe_job,
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Plan, Seen, plan
 from elasticjob_operator.pool import capacity
+from elasticjob_operator.rest.json_stream import has_too_many_values
 
 T = TypeVar("T")
 MOST_CALLS = 250_000
@@ -144,11 +145,16 @@ def test_a_pod_of_many_containers_costs_no_long_step() -> None:
 def test_a_pod_of_others_with_many_devices_costs_no_long_step(amount: str) -> None:
     """Whoever may create pods puts one on a node by itself. It takes the node at most."""
     resources = {"limits": {"nvidia.com/gpu": amount, "cpu": amount}}
-    spec = {"nodeName": "a", "containers": [{"name": f"c{number}", "resources": resources} for number in range(12_000)]}
+    resources |= {"requests": resources["limits"]}
+    written = {"image": "x", "terminationMessagePath": "/t", "terminationMessagePolicy": "File", "imagePullPolicy": "A"}
+    containers = [{"name": f"c{number}", "resources": resources, **written} for number in range(5_000)]
+    spec = {"nodeName": "a", "containers": containers}
+    assert has_too_many_values(json.dumps({"spec": {**spec, "containers": containers * 2}})), "of more, nothing is read"
     held: capacity.Held = {}
     assert count_calls(lambda: capacity.add_held(held, POOLS, spec)) <= MOST_CALLS
+    assert count_calls(lambda: capacity.find_devices(POOLS, spec)) <= MOST_CALLS
     nodes = [Node(name, share=PoolShare("gpus", 8)) for name in ("a", "b")]
-    assert capacity.count_capacity(POOLS[0], nodes, held["gpus"]) == 8
+    assert capacity.count_capacity(POOLS[0], nodes, held.get("gpus", {})) == (16 if amount == "nonsense" else 8)
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])

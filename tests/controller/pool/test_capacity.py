@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob_operator.api import names, podtemplate
+from elasticjob_operator.api import names
 from elasticjob_operator.model.observe import Node, PoolShare, observe_pod, observe_stranger
 from elasticjob_operator.pool.capacity import (
-    MOST_DEVICES,
     Pool,
     add_rates,
     count_capacity,
     count_devices,
     count_held,
     count_units,
+    find_devices,
     find_pool,
     find_share,
     parse_pool,
@@ -220,28 +220,18 @@ def asking(amount: int, **fields: Any) -> dict[str, Any]:
 )
 def test_what_a_pod_holds_is_what_the_scheduler_counts(spec: dict[str, Any], devices: int) -> None:
     assert count_devices(spec, "nvidia.com/gpu") == devices
-    pod = observe_pod({"metadata": WORKER, "spec": spec, "status": {}})
+    held = find_devices((GPU, REST, CPU, Pool("all", "pods")), spec)
+    assert held == (("nvidia.com/gpu", devices),)
+    pod = observe_pod({"metadata": WORKER, "spec": spec, "status": {}}, held)
     assert pod is not None
-    assert count_held(pod, "nvidia.com/gpu") == devices
-    stranger = observe_stranger({"metadata": WORKER, "spec": {**spec, "nodeName": "n"}, "status": {}})
+    assert (count_held(pod, "nvidia.com/gpu"), count_held(pod, "cpu"), count_held(pod, "pods")) == (devices, 0, 1)
+    stranger = observe_stranger({"metadata": WORKER, "spec": {**spec, "nodeName": "n"}, "status": {}}, held)
     assert stranger is not None
     assert count_held(stranger, "nvidia.com/gpu") == devices
 
 
-def test_resources_of_amount_0_hide_no_devices() -> None:
-    """The API server sorts them by name, and a pod's are cut."""
-    nothing = {f"a.example.com/r{number:03}": "0" for number in range(200)}
-    spec = {"containers": [{"name": "c", "resources": {"limits": {**nothing, "nvidia.com/gpu": 8}}}]}
-    pod = observe_pod({"metadata": WORKER, "spec": spec, "status": {}})
-    assert pod is not None
-    assert count_held(pod, "nvidia.com/gpu") == 8
-
-
-@pytest.mark.parametrize("kind", podtemplate.KINDS)
-def test_a_pod_with_more_containers_than_any_worker_has_the_whole_node(kind: str) -> None:
-    many = [asking(1)] * (podtemplate.MOST_CONTAINERS + 1)
-    spec = {"nodeName": "n", "containers": [asking(1)], kind: many}
-    stranger = observe_stranger({"metadata": WORKER, "spec": spec, "status": {}})
-    assert stranger is not None
-    assert count_held(stranger, "nvidia.com/gpu") == count_devices(spec, "nvidia.com/gpu") == MOST_DEVICES
-    assert count_capacity(GPU, [Node("n", share=PoolShare("gpu", 8))], {"n": MOST_DEVICES}) == 0
+@pytest.mark.parametrize(("kind", "devices"), [("containers", 1000), ("initContainers", 1)])
+def test_each_of_many_containers_counts(kind: str, devices: int) -> None:
+    spec = {"nodeName": "n", "containers": [asking(1)], kind: [asking(1)] * 1000}
+    assert count_devices(spec, "nvidia.com/gpu") == devices
+    assert count_capacity(GPU, [Node("n", share=PoolShare("gpu", 8))], {"n": 1000}) == 0

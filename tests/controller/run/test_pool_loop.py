@@ -16,7 +16,7 @@ from elasticjob_operator.hub.server import Hub
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.intake import Intake
-from elasticjob_operator.pool.capacity import Pool, find_share
+from elasticjob_operator.pool.capacity import Pool, find_devices, find_share
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
 
@@ -59,7 +59,8 @@ def raw_pod(namespace: str, job: str, job_uid: str, *, owned: bool = True, gpus:
 
 def make_cache() -> Cache:
     """With the job and the node."""
-    cache = Cache(lambda key: None, find_share=functools.partial(find_share, POOLS))
+    share, devices = (functools.partial(find, POOLS) for find in (find_share, find_devices))
+    cache = Cache(lambda key: None, find_share=share, find_devices=devices)  # type: ignore[arg-type]
     cache.put_node(NODE)
     cache.put_job(raw_job())
     return cache
