@@ -66,6 +66,8 @@ def test_the_limits_are_those_of_the_hub() -> None:
         f"| messages | {one.max_message_bytes >> 10} KiB each; {one.message_burst:.0f} per pod, then ",
         f" then {one.messages_per_second:.0f} per second; a message counts once more for each ",
         f" once more for each {one.message_bytes_per_token >> 10} KiB |",
+        f"| bytes of a pod's last messages, beyond {one.kept_bytes >> 10} KiB of each kind | ",
+        f" KiB of each kind | {one.max_kept_bytes >> 20} MiB; a failure without room loses its traceback",
         f"| bytes, whatever frames they are | {burst / 1024:.0f} KiB per pod, then {rate / 1024:.0f} KiB per second |",
         f"| lines in the operator's log | {one.note_kib_burst:.0f} KiB per pod, then {one.note_kib_per_second} KiB ",
     ):

@@ -12,14 +12,14 @@ from collections import Counter, OrderedDict
 from elasticjob_operator import ratelimit
 
 
-def has_room(own: int, taken: int, capacity: int, greed: float) -> bool:
-    """Whether a group that holds `own` of the `taken` slots may have one more.
+def has_room(own: int, taken: int, capacity: int, greed: float, wanted: int = 1) -> bool:
+    """Whether a group that holds `own` of the `taken` slots may have more.
 
     In equilibrium one group alone gets `greed / (1 + greed)` of the capacity, and each of n groups gets `greed / (1 + n
     * greed)`.
     """
     free = capacity - taken
-    return free > 0 and own < greed * free
+    return free >= wanted and own + wanted - 1 < greed * (free - wanted + 1)
 
 
 class Room:
@@ -34,22 +34,22 @@ class Room:
     def __len__(self) -> int:
         return self._taken
 
-    def has_room(self, group: str) -> bool:
-        return has_room(self._held[group], self._taken, self.capacity, self._greed)
+    def has_room(self, group: str, wanted: int = 1) -> bool:
+        return has_room(self._held[group], self._taken, self.capacity, self._greed, wanted)
 
-    def enter(self, group: str) -> bool:
-        """Take a slot; False if the group must wait for one."""
-        if not self.has_room(group):
+    def enter(self, group: str, wanted: int = 1) -> bool:
+        """Take a slot, or so many; False if the group must wait for them."""
+        if not self.has_room(group, wanted):
             self._forget_if_none(group)
             return False
-        self._held[group] += 1
-        self._taken += 1
+        self._held[group] += wanted
+        self._taken += wanted
         return True
 
-    def leave(self, group: str) -> None:
-        """Release a slot."""
-        self._held[group] -= 1
-        self._taken -= 1
+    def leave(self, group: str, count: int = 1) -> None:
+        """Release a slot, or so many."""
+        self._held[group] -= count
+        self._taken -= count
         self._forget_if_none(group)
 
     def _forget_if_none(self, group: str) -> None:

@@ -29,6 +29,7 @@ class AgentEntry:
         "asks",
         "bytes",
         "connects",
+        "excess",
         "identity",
         "job",
         "link",
@@ -47,6 +48,7 @@ class AgentEntry:
         self.pending: connection.Connection | None = None  # upgraded, but has not sent hello
         self.placed = False  # whether it holds one of the limited slots for agents
         self.wanted: wire.Directive | None = None
+        self.excess: dict[str, int] = {}  # bytes that its last messages have more than each pod may
         self.asks = False  # whether to ping it: its peers wait, and it is quiet
         # The buckets belong to the pod, not to a connection, so a reconnect does not refill them.
         self.connects = ratelimit.Bucket(settings.connect_burst, now)

@@ -25,6 +25,7 @@ from elasticjob_operator.hub import frames, limits
 CLOSE_GOING_AWAY: Final = 1001
 CLOSE_TOO_BIG: Final = 1009
 CLOSE_RESTART: Final = 1012
+CLOSE_TRY_LATER: Final = 1013
 CLOSE_MALFORMED: Final = 4400
 CLOSE_NO_HELLO: Final = 4408
 CLOSE_REPLACED: Final = 4409
@@ -50,6 +51,7 @@ RECONNECTED = CloseReason("reconnected", CLOSE_REPLACED)
 REPLACED = CloseReason(
     "replaced", CLOSE_REPLACED, frames.Problem("replaced", "replaced by another connection of this pod")
 )
+CROWDED = CloseReason("crowded", CLOSE_TRY_LATER)
 RATE = CloseReason("rate", CLOSE_RATE, frames.Problem("rate", "too many messages; send at most a few a second"))
 
 
@@ -69,6 +71,7 @@ class Connection:
         "_transport",
         "close_reason",
         "heartbeat",
+        "size",
         "timeout",
         "ws",
     )
@@ -98,6 +101,7 @@ class Connection:
         self.heartbeat = heartbeat
         self.timeout = limits.timeout_seconds(heartbeat, settings)
         self.close_reason: CloseReason | None = None  # set once the hub has closed the connection
+        self.size = 0  # of the last message
         self._transport: asyncio.WriteTransport | None = None
         self._heard = now
         self._asked = 0.0  # when the hub has sent its last ping
@@ -203,7 +207,8 @@ class Connection:
                 continue
             if frame.type is not WSMsgType.TEXT:
                 return _malformed(frames.Problem("malformed", "message: must be a text frame"))
-            if len(frame.data) > frames.LONG:
+            self.size = len(frame.data)
+            if self.size > frames.LONG:
                 await self._line.wait()
             return self._decode(frame.data)
 

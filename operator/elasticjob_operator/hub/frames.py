@@ -66,6 +66,16 @@ def with_known_metrics(progress: wire.Progress) -> wire.Progress:
     return progress.model_copy(update={"metrics": metrics, "not_finite": names})
 
 
+def without_tracebacks(state: wire.AgentState) -> wire.AgentState:
+    """The state without the texts that are long and that nothing depends on."""
+    kept = {
+        name: failure.model_copy(update={"traceback": None})
+        for name in ("failure", "unsaved")
+        if (failure := getattr(state, name)) is not None and failure.traceback
+    }
+    return state.model_copy(update=kept) if kept else state
+
+
 def _explain(data: str | bytes, error: pydantic.ValidationError) -> Problem:
     try:
         version = _version(pydantic_core.from_json(data))

@@ -42,6 +42,8 @@ class HubSettings:
     agent_greed: float = 9.0  # one namespace alone may have 90 % of the agents, and of the pending ones: `admission`
     max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it must wait
     slow_seconds: float = 10.0  # unsent bytes for this long mean that the peer does not read
+    kept_bytes: int = 8 * 1024  # of the last message of each kind of a pod: what is longer shares ...
+    max_kept_bytes: int = 24 * 1024 * 1024  # ... so many bytes of all pods, of which one namespace gets half
     close_seconds: float = 1.0  # time for a peer to reply to a close frame
 
 

@@ -37,6 +37,7 @@ class AgentRegistry:
         self._closing: dict[connection.Connection, None] = {}
         self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = admission.Room(settings.max_pending, settings.agent_greed)
+        self.kept = admission.Room(settings.max_kept_bytes)  # by namespace: bytes of long messages that are kept
         self.closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
 
@@ -84,6 +85,8 @@ class AgentRegistry:
             self._links.pop(link, None)
             self._dismiss(link, connection.CloseReason("gone", connection.CLOSE_GOING_AWAY))
         self._give_place_back(entry)
+        for kind in list(entry.excess):
+            self._may_keep(entry, kind, 0)
 
     def dismiss_all(self, close_reason: connection.CloseReason) -> None:
         for link in list(self._links):
@@ -143,10 +146,15 @@ class AgentRegistry:
             entry.placed = False
             self.places.leave(entry.identity.namespace)
 
-    def enter(self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello) -> AgentEntry:
-        """Record the agent's hello: this connection replaces the pod's previous one."""
+    def enter(self, link: connection.Connection, identity: auth.Identity, hello: wire.Hello) -> AgentEntry | None:
+        """Record the agent's hello: this connection replaces the pod's previous one. None: there is no room for it."""
         job = self._jobs[identity.namespace, identity.job]
         entry = job.entries[identity.pod_uid]
+        state = self._fit(entry, hello.state, link.size)
+        if state is None:
+            self._give_place_back(entry)
+            return None
+        hello = hello.model_copy(update={"state": state})
         old, entry.link = entry.link, link
         self._links[link] = entry
         same_agent = job.greet(entry, identity, hello, self._clock())
@@ -159,19 +167,54 @@ class AgentRegistry:
 
     # Messages of agents, and the end of connections.
 
-    def receive(self, entry: AgentEntry, message: frames.Message) -> None:
+    def receive(self, entry: AgentEntry, message: frames.Message, size: int) -> connection.CloseReason | None:
+        """Take a message of so many bytes; returns why the connection must be closed instead."""
         self.counts[f"message:{message.type}"] += 1
         job = entry.job
         if isinstance(message, wire.Progress):
+            if not self._may_keep(entry, "progress", size):
+                return connection.CROWDED
             job.set_progress(entry, message, self._clock())
             self._wake_for_progress(job)
         elif isinstance(message, wire.Diagnosis):
             kind, said = text.clean(message.kind), text.clean_block(message.text)
             pod = f"{job.key[0]}/{entry.agent.pod if entry.agent else ''}"
             self._note(entry, f"{pod} reports a {kind} in generation {message.generation}:\n{said}")
-        elif job.set_state(entry, message.state, self._clock()):
-            self._wake(job.key)
-            self._ask_quiet(job, _now())
+        else:
+            state = self._fit(entry, message.state, size)
+            if state is None:
+                return connection.CROWDED
+            if job.set_state(entry, state, self._clock()):
+                self._wake(job.key)
+                self._ask_quiet(job, _now())
+        return None
+
+    def _fit(self, entry: AgentEntry, state: wire.AgentState, size: int) -> wire.AgentState | None:
+        """The state, without what only tells more where there is no room for it; None if there is none for the rest."""
+        if self._may_keep(entry, "state", size):
+            return state
+        short = frames.without_tracebacks(state)
+        return short if self._may_keep(entry, "state", len(short.model_dump_json(exclude_none=True))) else None
+
+    def _may_keep(self, entry: AgentEntry, kind: str, size: int) -> bool:
+        """Whether the namespace has room for a message of so many bytes in place of the last one of this kind.
+
+        Each pod has room for short ones. So the memory that the long ones take is bounded, however many pods there are.
+        """
+        excess, before, namespace = (
+            max(0, size - self._settings.kept_bytes),
+            entry.excess.get(kind, 0),
+            entry.job.key[0],
+        )
+        if excess > before and not self.kept.enter(namespace, excess - before):
+            return False
+        if excess < before:
+            self.kept.leave(namespace, before - excess)
+        if excess:
+            entry.excess[kind] = excess
+        else:
+            entry.excess.pop(kind, None)
+        return True
 
     def _wake_for_progress(self, job: JobAgents) -> None:
         if job.is_progress_due(_now()):

@@ -85,7 +85,13 @@ class Hub:
     @property
     def places(self) -> Mapping[str, tuple[int, int]]:
         """By kind of slot: how many are taken, and how many there are."""
-        rooms = {"strangers": self._unauthenticated, "pending": self._registry.pending, "agents": self._registry.places}
+        known = self._registry
+        rooms = {
+            "strangers": self._unauthenticated,
+            "pending": known.pending,
+            "agents": known.places,
+            "kept": known.kept,
+        }
         sockets = {"newcomers": (self.pending_sockets, self._settings.max_pending_sockets)}
         return sockets | {name: (len(room), room.capacity) for name, room in rooms.items()}
 
@@ -272,6 +278,8 @@ class Hub:
         if not self._leader:
             return connection.NOT_LEADER
         entry = self._registry.enter(link, identity, hello)
+        if entry is None:
+            return connection.CROWDED
         welcome = wire.Welcome(
             heartbeat_seconds=link.heartbeat,
             timeout_seconds=link.timeout,
@@ -286,8 +294,8 @@ class Hub:
             message = await link.receive()
             if message is None or isinstance(message, connection.CloseReason):
                 return message
-            if link.close_reason is None:
-                self._registry.receive(entry, message)
+            if link.close_reason is None and (reason := self._registry.receive(entry, message, link.size)) is not None:
+                return reason
 
     def _expected_agents(self) -> int:
         """How many there will be: a new hub has still to meet most of them, and tells the first ones what fits all."""
