@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -184,6 +185,41 @@ def test_an_archive_of_somebody_else_lands_nowhere_else(sent: io.BytesIO, tmp_pa
     with pytest.raises(click.ClickException):
         unpack(sent, "a", tmp_path / "in")
     assert [path.name for path in tmp_path.rglob("*")] == ["in"]
+
+
+def with_header(kind: bytes, size: int) -> io.BytesIO:
+    """An archive that begins with a header of so many bytes about its file: a name, or what pax has to say."""
+    about = tarfile.TarInfo("about")
+    about.size, about.type = size, kind
+    text = b"%d comment=" % size
+    body = text.ljust(size - 1, b"x") + b"\n" if kind == tarfile.XHDTYPE else b"a".ljust(size, b"\0")
+    return io.BytesIO(about.tobuf() + body.ljust(-(-size // 512) * 512, b"\0") + archive(("a", b"new")).getvalue())
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_a_header_of_any_size_takes_no_memory(kind: bytes, tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        sent = with_header(kind, 64 * 2**20)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        with pytest.raises(click.ClickException, match="no archive of it: a header of 67108864 bytes"):
+            unpack(sent, "a", tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] - before < 2**22
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "a").exists()
+
+
+def test_of_a_million_files_nothing_is_kept_in_memory(tmp_path: Path) -> None:
+    sent = archive(*((f"a/{number % 10}", b"") for number in range(3000)))
+    tracemalloc.start()
+    try:
+        unpack(sent, "a", tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(list((tmp_path / "a").iterdir())) == 10
 
 
 def test_a_copy_replaces_a_file_and_no_folder(tmp_path: Path) -> None:
