@@ -27,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NO_STACKS: Final = 4
 _NO_TAR: Final = 5
 _MUST_STAY_FREE: Final = 2**30  # bytes of the temporary directory
+_MOST_HEADER: Final = 2**20  # bytes that an archive may have about one file
 # The rank's process if its environment says RANK=$1, else all workers of the pod with the UID $2: a worker that was
 # forked warm has the environment of its fork server there. py-spy shows them where the image has it, else the stacks
 # that a worker writes to a file on SIGUSR2. Without that file it has no handler, and the signal would kill it.
@@ -227,6 +228,28 @@ def cp(source: str, target: str, rank: int) -> None:
     with_client(work)
 
 
+class _Headers:
+    """An archive of somebody else, in which only the contents of files are long: headers are read into memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.tell, self.seek = file.tell, file.seek
+        self.end_file()
+
+    def begin_file(self) -> None:
+        """What is read from now on is the content of a file."""
+        self._left = sys.maxsize
+
+    def end_file(self) -> None:
+        self._left = _MOST_HEADER
+
+    def read(self, size: int) -> bytes:
+        if size > self._left:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        self._left -= size
+        return self._file.read(size)
+
+
 def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
     """Unpack an archive of one file or folder to `target`, or into it; return where. Raises Failure.
 
@@ -237,9 +260,13 @@ def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
         raise common.Misuse(f"{final}: exists: choose another name")
     with tempfile.TemporaryDirectory(prefix=".elasticjob-cp-", dir=final.absolute().parent) as folder:
         try:
-            with tarfile.open(fileobj=archive, mode="r|") as members:
+            headers = _Headers(archive)
+            with tarfile.open(fileobj=headers, mode="r:") as members:  # type: ignore[call-overload]  # it reads no more
                 for member in members:
+                    headers.begin_file()
                     members.extract(member, folder, filter="data")
+                    headers.end_file()
+                    members.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
             (Path(folder) / name).rename(final)
         except (tarfile.TarError, EOFError) as error:
             raise common.Failure(f"{name}: what the pod sent is no archive of it: {error}") from None
