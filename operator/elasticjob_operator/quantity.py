@@ -55,7 +55,7 @@ def add_pod_requests(pod_spec: Mapping[str, Any], resource: str | None = None) -
     most: Amounts = {}
     total: Amounts = {}  # the sidecars so far, and then all that runs to the end
     for container in pod_spec.get("initContainers") or ():
-        own = _read(find_requests(container), resource)
+        own = _read(container, resource)
         if container.get("restartPolicy") == "Always":
             _add(total, own)
         else:
@@ -63,18 +63,25 @@ def add_pod_requests(pod_spec: Mapping[str, Any], resource: str | None = None) -
                 most[name] = max(most.get(name, Decimal(0)), total.get(name, Decimal(0)) + amount)
     for container in pod_spec.get("containers") or ():
         if container.get("resources"):
-            _add(total, _read(find_requests(container), resource))
+            _add(total, _read(container, resource))
     for name, amount in most.items():
         total[name] = max(total.get(name, Decimal(0)), amount)
     if pod_spec.get("resources"):
-        total.update(_read(find_requests(pod_spec), resource))
+        total.update(_read(pod_spec, resource))
     if overhead := pod_spec.get("overhead"):
-        _add(total, _read(overhead, resource))
+        _add(total, _read({"resources": {"requests": overhead}}, resource))
     return {name: amount for name, amount in total.items() if amount}
 
 
-def _read(amounts: Mapping[str, object], resource: str | None) -> Amounts:
-    return {name: parse(amount) for name, amount in amounts.items() if resource is None or name == resource}
+def _read(container: Mapping[str, Any], resource: str | None) -> Amounts:
+    if resource is None:
+        return {name: parse(amount) for name, amount in find_requests(container).items()}
+    resources = container.get("resources") or {}
+    for kind in ("requests", "limits"):
+        amounts = resources.get(kind) or {}
+        if resource in amounts:
+            return {resource: parse(amounts[resource])}
+    return {}
 
 
 def _add(total: Amounts, more: Amounts) -> None:

@@ -99,7 +99,7 @@ def test_objects_with_stolen_labels_are_left_alone_and_named(jobs: Jobs, operato
 
 def test_a_worker_that_loses_the_operators_label_is_named_and_seen_again_with_it(jobs: Jobs) -> None:
     jobs.create("mine", light_spec(replicas=1))
-    world = jobs.await_world("mine", 1)["rendezvous"]
+    jobs.await_world("mine", 1)
     path = f"/api/v1/namespaces/{jobs.namespace}/pods/mine-worker-0"
     uid = jobs.kube.request("GET", path)["metadata"]["uid"]
 
@@ -110,8 +110,8 @@ def test_a_worker_that_loses_the_operators_label_is_named_and_seen_again_with_it
     wait_for(lambda: jobs.condition("mine", "Degraded").get("reason") == "NameTaken", "the user is told")
     assert f"{names.LABEL_APP}={names.LABEL_APP_VALUE}" in jobs.condition("mine", "Degraded")["message"]
     label(names.LABEL_APP_VALUE)
-    found = jobs.await_world("mine", 1, above=world["generation"])
-    assert [m["uid"] for m in found["rendezvous"]["members"]] == [uid]
+    wait_for(lambda: jobs.condition("mine", "Degraded").get("status") != "True", "and told that it is well again")
+    assert [m["uid"] for m in jobs.await_world("mine", 1)["rendezvous"]["members"]] == [uid]
 
 
 @pytest.mark.parametrize(

@@ -303,6 +303,8 @@ class Applier:
             raise
         metadata = raw["metadata"]
         if ownership.owner_of(metadata)[1] == job.uid and not ownership.why_no_worker(metadata):
+            if (metadata.get("labels") or {}).get(names.LABEL_APP) != names.LABEL_APP_VALUE:
+                raise refusals.label_lost(name)  # no event would tell of its end
             self._cache.put_pod(raw)
         elif metadata.get("deletionTimestamp") is not None:
             self._held.add(job.key)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from elasticjob_operator import numerals, quantity
+from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
@@ -189,6 +190,12 @@ def name_taken(kind: str, name: str) -> ApiError:
     """What a job is told one of whose objects cannot be made, because another has its name."""
     said = f"a {kind} named {name} exists, but does not belong to this job: delete it or rename the job"
     return ApiError(409, "NameTaken", said)
+
+
+def label_lost(name: str) -> ApiError:
+    """What a job is told one of whose pods nobody watches any more."""
+    label = f"{names.LABEL_APP}={names.LABEL_APP_VALUE}"
+    return ApiError(409, "NameTaken", f"the pod {name} has lost the label {label}: give it back, or delete the pod")
 
 
 def name_child(kind: Kind, error: ApiError) -> ApiError:

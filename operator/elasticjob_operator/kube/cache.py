@@ -49,19 +49,24 @@ class Cache:
         on_unowned: Callable[[UnownedObject], None] = lambda unowned: None,
         limits: bounds.Limits = bounds.Limits(),
         find_share: Callable[[Raw], observe.PoolShare] = lambda node: observe.PoolShare(),
+        find_devices: Callable[[Raw], observe.Devices] = lambda pod_spec: (),
     ) -> None:
+        """`find_share`: what a node gives to its pool. `find_devices`: what a pod with this spec holds of it."""
         self._wake = wake
         self._on_unowned = on_unowned
-        self._limits, self._find_share = limits, find_share
+        self._limits, self._find_share, self._find_devices = limits, find_share, find_devices
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
+        self.jobs_known = False  # all of them were read once
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
         self._strangers: dict[str, Stranger] = {}  # by UID
-        self._gone: Recent[str, None] = Recent(LONGEST_MEMORY)  # deleted UIDs: a late event must not restore them
+        # UIDs of pods that are gone, and the version at which they went: a late event must not restore them.
+        self._gone: Recent[str, str] = Recent(LONGEST_MEMORY)
         self._ended: Recent[JobKey, str] = Recent(LONGEST_MEMORY)  # UIDs of jobs that were deleted
         self.nodes: dict[str, Node] = {}
         self.nodes_known = False
         self._children: dict[JobKey, dict[tuple[str, str], ChildObject]] = {}
+        self._place_of_child: dict[str, tuple[JobKey, tuple[str, str]]] = {}  # by UID
         self._jobs_on_node: dict[str, Counter[JobKey]] = {}  # with the number of pods
         self._unowned: Recent[str, None] = Recent(LONGEST_MEMORY)  # UIDs that were reported
 
@@ -108,9 +113,12 @@ class Cache:
     def put_pod(self, raw: Raw) -> None:
         metadata = raw["metadata"]
         uid = metadata["uid"]
+        version = str(metadata.get("resourceVersion", ""))
         if uid in self._gone:
-            return
-        before, version = self._job_of.get(uid), str(metadata.get("resourceVersion", ""))
+            if not is_older(self._gone[uid], version):
+                return
+            del self._gone[uid]  # it had only lost the label, without which it is not watched
+        before = self._job_of.get(uid)
         known = self._pods[before][uid] if before is not None else None
         # Checked first: the watch repeats every own write, and to observe a pod is most of the work.
         if known is not None and is_older(version, known.resource_version):
@@ -120,12 +128,13 @@ class Cache:
         why = ownership.why_no_worker(metadata)
         if why:
             self._put_unowned("Pod", metadata, why)
-        stranger = observe.observe_stranger(raw) if why else None
+        devices = self._find_devices(raw.get("spec") or {})
+        stranger = observe.observe_stranger(raw, devices) if why else None
         if stranger is None:
             self._strangers.pop(uid, None)
         else:
             self._strangers[uid] = stranger
-        pod = None if why else observe.observe_pod(raw)
+        pod = None if why else observe.observe_pod(raw, devices)
         key = (metadata["namespace"], pod.job) if pod is not None else None
         if before != key:
             self._remove_pod(uid)
@@ -136,8 +145,9 @@ class Cache:
         self._job_of[uid] = key
         self._wake(key)
 
-    def drop_pod(self, uid: str) -> None:
-        self._gone[uid] = None
+    def drop_pod(self, uid: str, version: str = "") -> None:
+        """The pod is gone. `version`: when the watch or a list was told so, which may mean that it lost the label."""
+        self._gone[uid] = version
         self._strangers.pop(uid, None)
         self._remove_pod(uid)
 
@@ -167,7 +177,7 @@ class Cache:
 
     def apply_pod(self, kind: str, raw: Raw) -> None:
         if kind == "DELETED":
-            self.drop_pod(raw["metadata"]["uid"])
+            self.drop_pod(raw["metadata"]["uid"], str(raw["metadata"].get("resourceVersion", "")))
         else:
             self.put_pod(raw)
 
@@ -180,11 +190,11 @@ class Cache:
             for uid, pod in list(pods.items()):
                 # A pod that we created after the list was taken is not missing, only newer.
                 if uid not in listed and not is_older(version, pod.resource_version):
-                    self.drop_pod(uid)
+                    self.drop_pod(uid, version)
         for uid, stranger in list(self._strangers.items()):
             is_missing = uid not in listed and namespace in ("", stranger.namespace)
             if is_missing and not is_older(version, stranger.resource_version):
-                self.drop_pod(uid)
+                self.drop_pod(uid, version)
 
     def pods(self, key: JobKey) -> tuple[Pod, ...]:
         return tuple(self._pods.get(key, {}).values())
@@ -260,39 +270,55 @@ class Cache:
         why = why_no_child(kind, metadata)
         if why:
             self._put_unowned(kind, metadata, why)
+            key, place = self._place_of_child.get(metadata["uid"], (("", ""), (kind, "")))
+            self.drop_child(kind, *key, place[1])  # it was a child before
             return
         job, owner = ownership.owner_of(metadata)
         key, place = (metadata["namespace"], job), (kind, metadata["name"])
-        children = self._children.setdefault(key, {})
-        known = children.get(place)
+        if self.jobs_known and self._is_unknown(key):
+            return  # anybody may name an owner; if the job is only not known yet, its first pass finds what is there
+        known = self._children.get(key, {}).get(place)
         made = observe_child(metadata, known, is_sound=is_sound)
         if known is not None and known.uid == made.uid and is_older(made.version, known.version):
             return
-        children[place] = made
+        self._forget_child(key, place)
+        self._children.setdefault(key, {})[place] = made
+        self._place_of_child[made.uid] = (key, place)
         if known is None or (known.owner, known.digest) != (owner, made.digest):
             self._wake(key)
 
     def drop_child(self, kind: str, namespace: str, job: str, name: str) -> None:
         key = (namespace, job)
-        known = self._children.get(key, {})
-        if known.pop((kind, name), None) is not None:
+        if self._forget_child(key, (kind, name)):
             self._wake(key)
+
+    def _forget_child(self, key: JobKey, place: tuple[str, str]) -> bool:
+        known = self._children.get(key, {})
+        child = known.pop(place, None)
+        if child is not None:
+            self._place_of_child.pop(child.uid, None)
         if not known:
             self._children.pop(key, None)
+        return child is not None
+
+    def _is_unknown(self, key: JobKey) -> bool:
+        return key not in self.jobs and key not in self._ended
+
+    def know_jobs(self) -> None:
+        """All jobs were read, and all children: those of no job at all are forgotten."""
+        self.jobs_known = True
+        for key in [key for key in self._children if self._is_unknown(key)]:
+            self.forget(key)
 
     def apply_child(self, kind: str, event: str, raw: Raw, *, is_sound: bool = False) -> None:
         metadata = raw["metadata"]
         if event == "DELETED":
             namespace, name = metadata["namespace"], metadata["name"]
             owner = ownership.owner_of(metadata)[0]  # unknown of one that could not be read
-            for job in [owner] if owner else self._find_owners(namespace, (kind, name), metadata["uid"]):
-                self.drop_child(kind, namespace, job, name)
+            key, place = self._place_of_child.get(metadata["uid"], ((namespace, owner), (kind, name)))
+            self.drop_child(kind, namespace, owner or (key[1] if place == (kind, name) else ""), name)
         else:
             self.put_child(kind, raw, is_sound=is_sound)
-
-    def _find_owners(self, namespace: str, place: tuple[str, str], uid: str) -> list[str]:
-        there = [(job, known.get(place)) for (space, job), known in self._children.items() if space == namespace]
-        return [job for job, child in there if child is not None and child.uid == uid]
 
     def replace_children(self, kind: str, items: list[Raw], namespace: str = "") -> None:
         listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}
@@ -334,4 +360,5 @@ class Cache:
         self._ended.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
-        self._children.pop(key, None)
+        for place in list(self._children.get(key, ())):
+            self._forget_child(key, place)

@@ -10,10 +10,9 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final, TypeVar
 
-from elasticjob_operator import api, numerals, quantity
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, contests, notices, ownership, reading, topology
 from elasticjob_operator.model.containers import LONGEST_MESSAGE, LONGEST_REASON, Exit, PodPhase
@@ -23,6 +22,7 @@ from elasticjob_operator.times import parse_time
 
 Raw = Mapping[str, Any]
 T = TypeVar("T")
+Devices = tuple[tuple[str, int], ...]  # of the resources of pools; who counts them knows the pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Pod:
     template_hash: str = ""
     template_shape: str = ""
     sizes: tuple[podtemplate.Size, ...] = ()  # CPU and memory that its spec asks for
-    requests: tuple[tuple[str, Decimal], ...] = ()  # of all its containers, by resource
+    devices: Devices = ()  # what it holds of its node
     resize_problem: str = ""  # why the node has not given it these
     resource_version: str = ""
     is_shared: bool = False  # the job is not its only owner
@@ -91,9 +91,8 @@ class Stranger:
 
     namespace: str
     node: str
-    requests: tuple[tuple[str, Decimal], ...]
+    devices: Devices
     resource_version: str
-    is_crowd: bool = False  # it has more containers than any worker, which nobody counts: it may have the whole node
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,6 @@ class Job:
 
 MOST_INDEX: Final = 10**9 - 1
 MOST_CONDITIONS: Final = 64  # of a pod
-MOST_REQUESTS: Final = 128  # resources of a pod; no node has as many
 MOST_MARKS: Final = 64  # labels of a job, and annotations; there are ten that mean anything
 _KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # their prefixes
 
@@ -209,19 +207,8 @@ def _share(value: T) -> T:
     return value
 
 
-def _find_requests(spec: Raw, most: int | None = None) -> tuple[tuple[str, Decimal], ...]:
-    """What a pod requests; of at most so many containers of each kind."""
-    for kind in podtemplate.KINDS:
-        if most is not None and len(spec.get(kind) or ()) > most:
-            spec = {**spec, kind: spec[kind][:most]}
-    try:
-        return tuple(itertools.islice(quantity.add_pod_requests(spec).items(), MOST_REQUESTS))
-    except ValueError:  # the API server has no such pod
-        return ()
-
-
-def observe_pod(raw: Raw) -> Pod | None:
-    """The snapshot of a core/v1 Pod; None if it is not a worker of an ElasticJob."""
+def observe_pod(raw: Raw, devices: Devices = ()) -> Pod | None:
+    """The snapshot of a core/v1 Pod that holds these devices; None if it is not a worker of an ElasticJob."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels = metadata.get("labels") or {}
     index = numerals.read_count(labels.get(names.LABEL_INDEX), MOST_INDEX)
@@ -269,21 +256,19 @@ def observe_pod(raw: Raw) -> Pod | None:
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
         template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
         sizes=_share(podtemplate.find_sizes((spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS])),
-        requests=_share(_find_requests(spec, podtemplate.MOST_CONTAINERS)),
+        devices=_share(devices),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
         is_shared=ownership.is_shared(metadata),
     )
 
 
-def observe_stranger(raw: Raw) -> Stranger | None:
-    """What such a pod holds; None if it has no node, or has ended."""
+def observe_stranger(raw: Raw, devices: Devices = ()) -> Stranger | None:
+    """What such a pod holds: these devices; None if it has no node, or has ended."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    is_crowd = any(len(spec.get(kind) or ()) > podtemplate.MOST_CONTAINERS for kind in podtemplate.KINDS)
-    requests = () if is_crowd else _share(_find_requests(spec))
-    return Stranger(metadata["namespace"], spec["nodeName"], requests, metadata.get("resourceVersion", ""), is_crowd)
+    return Stranger(metadata["namespace"], spec["nodeName"], _share(devices), metadata.get("resourceVersion", ""))
 
 
 def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:

@@ -10,14 +10,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any
 
 from elasticjob_operator import numerals, quantity
-from elasticjob_operator.api import podtemplate
-from elasticjob_operator.model.observe import Node, Pod, PoolShare, Stranger
+from elasticjob_operator.model.observe import Devices, Node, Pod, PoolShare, Stranger
 
 Raw = Mapping[str, Any]
-MOST_DEVICES: Final = 2**31  # more than any node has
 Held = dict[str, dict[str, int]]  # devices that the pods of others hold, by pool and node
 
 
@@ -109,23 +107,25 @@ def count_devices(pod_spec: Raw, resource: str) -> int:
     """The devices that one pod holds, as the scheduler counts them; 0 if an amount cannot be read."""
     if resource == "pods":
         return 1
-    for kind in podtemplate.KINDS:
-        asking = (resource in quantity.find_requests(one) for one in pod_spec.get(kind) or ())
-        if sum(asking) > podtemplate.MOST_CONTAINERS:
-            return MOST_DEVICES  # no job's pod: whoever has made it may have the whole node
     try:
         return _count(resource, quantity.add_pod_requests(pod_spec, resource).get(resource, Decimal(0)))
     except ValueError:
         return 0
 
 
+def find_devices(pools: Sequence[Pool], pod_spec: Raw) -> Devices:
+    """What a pod with this spec holds of the resources of pools, whichever node it is on.
+
+    Nothing is left out, however many containers and resources it has: too little would be given out once more, and
+    with too much a pod that holds nothing would keep a node from all others.
+    """
+    resources = dict.fromkeys(pool.resource for pool in pools if pool.resource != "pods")
+    return tuple((name, devices) for name in resources if (devices := count_devices(pod_spec, name)))
+
+
 def count_held(pod: Pod | Stranger, resource: str) -> int:
     """The devices that a pod holds, whatever the template of its job says by now."""
-    if resource == "pods":
-        return 1
-    if isinstance(pod, Stranger) and pod.is_crowd:
-        return MOST_DEVICES
-    return _count(resource, dict(pod.requests).get(resource, Decimal(0)))
+    return 1 if resource == "pods" else dict(pod.devices).get(resource, 0)
 
 
 def count_units(resource: str, amount: object) -> int:

@@ -297,7 +297,8 @@ class Controller:
             loop.undeleted, loop.dirty, loop.woken = outcome.undeleted, True, time.monotonic()
         if outcome.unresized[1]:
             loop.unresized, loop.dirty, loop.woken = outcome.unresized, True, time.monotonic()
-        if outcome.problem is not None or (not loop.is_held and (made.create or made.ensure)):
+        is_tried = made.create or made.ensure or _is_whole(made)
+        if outcome.problem is not None or (not loop.is_held and is_tried):
             again_at = self._note_refusal(loop, job, outcome, made, is_try=is_try)
             if again_at is not None:
                 return again_at
@@ -430,3 +431,9 @@ class Controller:
         if loop.timer is not None:
             loop.timer.cancel()
         loop.timer = asyncio.get_running_loop().call_later(delay, self.wake, key)
+
+
+def _is_whole(made: Plan) -> bool:
+    """Whether nothing is missing that the API server might refuse."""
+    status = made.status
+    return 0 < status.replicas == status.ready_replicas and not (made.create or made.ensure)

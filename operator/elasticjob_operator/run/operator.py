@@ -81,7 +81,13 @@ class Operator:
         self.pulse = Pulse(self.metrics)
         # Inputs: the cluster and the agents.
         most = bounds.Limits(options.max_replicas_per_job, options.max_template_bytes, options.max_pool_weight)
-        self.cache = Cache(self._wake, self._meet, most, functools.partial(capacity.find_share, options.pools))
+        self.cache = Cache(
+            self._wake,
+            self._meet,
+            most,
+            functools.partial(capacity.find_share, options.pools),
+            functools.partial(capacity.find_devices, options.pools),
+        )
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc(), self._tell_skipped)
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
         wanted = limits.HubSettings(timeout_min=options.heartbeat_timeout)
@@ -256,6 +262,7 @@ class Operator:
                         async with asyncio.timeout(KUEUE_SECONDS):
                             await self.kueue.follower.has_looked.wait()
                 await asyncio.gather(self._list_jobs(), *(w.synced.wait() for w in self._watches))
+                self.cache.know_jobs()
                 self.times.end("pods and all other objects")
                 group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
                 group.create_task(self._keep_going("the comparison of jobs", self.jobs.compare))

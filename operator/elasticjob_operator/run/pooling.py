@@ -79,7 +79,7 @@ class PoolLoop:
         self._noticed: set[JobKey] = set()
         self._changed = asyncio.Event()
         self._held: Held = {}
-        self._leaving: dict[str, float] = {}  # pods that are being deleted, by UID: since when
+        self._leaving: dict[str, float] = {}  # pods that are deleted or whose trainer has ended, by UID: since when
         self._held_at = self._last = float("-inf")
 
     def notice(self, key: JobKey) -> None:
@@ -226,17 +226,17 @@ class PoolLoop:
         )
 
     async def _note_leaving(self, now: float) -> None:
-        """Note since when pods are being deleted. What a job has given up is free in a moment, if its pods end."""
+        """Note since when pods are on their way out. What a job has given up is free in a moment, if its pods end."""
         before, self._leaving, turn = self._leaving, {}, Turn()
         for key in self._cache.keys_of_pods():
             for pod in self._cache.pods(key):
-                if pod.deleting is not None:
+                if pod.deleting is not None or pod.lingers:
                     self._leaving[pod.uid] = before.get(pod.uid, now)
             await turn.pause()
 
     async def _count_held(self, pool: Pool, sharing: Mapping[JobKey, str], now: float) -> dict[str, int]:
         """Devices by node that cannot be given out: of pods of jobs outside of the pool or that are gone, of pods of no
-        job, and of those that were deleted and stay.
+        job, and of those that were deleted, or whose trainer has ended, and stay.
 
         `sharing`: the UIDs of the jobs that share the pool.
         """
@@ -244,7 +244,7 @@ class PoolLoop:
         for key in self._cache.keys_of_pods():
             for pod in self._cache.pods(key):
                 stays = now - self._leaving.get(pod.uid, now) > LINGER_SECONDS
-                if pod.node and not pod.terminal and (stays or pod.job_uid != sharing.get(key)):
+                if pod.node and pod.holds_resources and (stays or pod.job_uid != sharing.get(key)):
                     held[pod.node] += capacity.count_held(pod, pool.resource)
             await turn.pause()
         for stranger in self._cache.strangers():

@@ -230,6 +230,16 @@ class TestChildren:
         watched.cache.apply_child("ConfigMap", "DELETED", raw_child("digits-1", uid="c1"))
         assert watched.woken == []
 
+    def test_one_whose_owner_cannot_be_read_any_more(self, watched: Watched) -> None:
+        """Its author has written too much into it, or taken the owner away: it may be anything by now."""
+        watched.cache.put_child("NetworkPolicy", raw_child())
+        watched.woken.clear()
+        known = raw_child(version="31")["metadata"]
+        identity = {name: known[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        watched.cache.apply_child("NetworkPolicy", "MODIFIED", {"metadata": identity})
+        assert watched.digests() == {}
+        assert watched.woken == [KEY]
+
     def test_those_of_jobs_that_nobody_made(self, watched: Watched) -> None:
         """A tenant may name any owner, and write as many objects as fit: no replica keeps them."""
 
