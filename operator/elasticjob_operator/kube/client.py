@@ -30,6 +30,7 @@ from elasticjob_operator.rest.json_stream import (
     decode,
     ignore,
     keep,
+    outline_event,
 )
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
@@ -176,7 +177,7 @@ class Api:
         """
         request = Request("GET", path, f"watch {path}", query, accept=accept)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle)
-        lines = Lines(LARGEST_BYTES)
+        lines = Lines(LARGEST_BYTES, outline_event)
         try:
             response = await self._send(request, timeout)
             self._observe("WATCH", path, response.status, 0.0)

@@ -1,7 +1,8 @@
 """Reads long lists page by page, even if objects are large or invalid.
 
 A page that is too large or cannot be decoded is requested again in smaller pieces, until the responsible object is
-alone; it is skipped by name, for which the beginning of its metadata is enough. So no object hides the others. Objects
+alone; it is skipped by name, for which the beginning of its metadata is enough. So no object hides the others. Of one
+of too many values, its outline is passed on: it has no labels and no owner, but what it holds. Objects
 are passed on one by one as they are decoded, while the server prepares the next page: the objects of a large cluster
 are never in memory together.
 """
@@ -18,6 +19,7 @@ from typing import Any
 from elasticjob_operator.kube.client import Api, decode_body
 from elasticjob_operator.kube.intake import Intake, name_of
 from elasticjob_operator.rest.errors import UnreadableError
+from elasticjob_operator.rest.json_stream import TOO_MANY, TooManyError, outline
 from elasticjob_operator.rest.request import resource_name
 
 Raw = Mapping[str, Any]
@@ -127,7 +129,14 @@ class Listing:
                 await asyncio.sleep(SEND_SECONDS)
 
         data = await page.coming
-        await decode_body(_cut(data) if cut else data, self.path, take_one, read_head)
+        await decode_body(_cut(data) if cut else data, self.path, take_one, read_head, self._outline)
+
+    def _outline(self, text: str) -> Raw:
+        found = outline(text)
+        if found is None:
+            raise TooManyError(text)
+        self._skip(TOO_MANY, found)
+        return found
 
     def _skip(self, why: str, item: Raw) -> None:
         self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", why)

@@ -3,8 +3,8 @@
 It requests only the objects of its selector, and only their metadata if that is enough. It calls `apply` for every
 existing object and for each event, and `replace` with the metadata of all existing objects and the version of that
 list, at the start and after every gap: objects that are not among them were deleted, except for newer ones. Reports may
-be outdated, repeated or late, but are never wrong about one object at one version. An object that cannot be read, or
-for which `apply` raises, is skipped with a warning.
+be outdated, repeated or late, but are never wrong about one object at one version. An object for which `apply` raises
+is skipped with a warning; of one that cannot be read, `apply` gets the outline, without labels and owners.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.kube.client import Api
-from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.kube.intake import Intake, name_of
 from elasticjob_operator.kube.listing import Listing
 from elasticjob_operator.rest.errors import ApiError, decode_watch_error
-from elasticjob_operator.rest.json_stream import Unreadable
+from elasticjob_operator.rest.json_stream import WHY, Unreadable
 from elasticjob_operator.rest.request import METADATA_ONLY, resource_name
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class Watch:
                 kind, item = event.get("type", ""), event.get("object") or {}
                 if kind == "ERROR":
                     raise decode_watch_error(item)
+                if why := event.get(WHY):
+                    self._intake.skip(self._kind, name_of(item), "Unreadable", f"watch of {self.path}: {why}")
                 if kind != "BOOKMARK":
                     self._enter(kind, item)
                 self._version = (item.get("metadata") or {}).get("resourceVersion") or self._version

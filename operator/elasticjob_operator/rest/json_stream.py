@@ -32,6 +32,11 @@ _WHITE = re.compile(r"[ \t\n\r]*")
 _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
 _IDENTITY = re.compile(_NAME.pattern + b"," + _NAMESPACE.pattern)  # labels of these names come before it
 _AFTER = b'},"spec":{'
+_METADATA, _SPEC, _STATUS = '"metadata":{', '},"spec":{', '},"status":{'
+# The first of these members, which the API server writes after what identifies an object.
+_SIZED = re.compile(r',"(?:labels|annotations|ownerReferences|finalizers|managedFields)":[{\[]')
+_TYPES = ("ADDED", "MODIFIED", "DELETED")
+WHY = "why"  # the member of an event that tells why its object is not complete
 _DELETED = b'{"type":"DELETED",'
 _UID = re.compile(rb'"uid":"([0-9A-Za-z-]{1,64})"')
 _LAST_UID = re.compile(_UID.pattern + rb"\Z")  # the metadata of a job is sorted
@@ -125,6 +130,39 @@ def bury(line: bytes) -> bytes | None:
         return None
     metadata = {"name": name, "namespace": namespace, "uid": found[1].decode()}
     return json.dumps({"type": "DELETED", "object": {"metadata": metadata}}).encode()
+
+
+def outline(text: str) -> dict[str, Any] | None:
+    """An object of a kind of Kubernetes' own, without the parts of its metadata that may have any size.
+
+    Of its spec and its status, what is not too much. None if it is not written like one.
+    """
+    begin = text.find(_METADATA, 0, HEAD_BYTES)
+    sized = _SIZED.search(text, begin) if begin >= 0 else None
+    if sized is None:
+        return None
+    end = text.rfind("}")
+    if text.startswith('{"type":'):
+        end = text.rfind("}", 0, end)
+    spec = text.find(_SPEC, sized.start())
+    status = text.find(_STATUS, max(spec, sized.start()))
+    parts = {"metadata": text[begin + len(_METADATA) - 1 : sized.start()] + "}"}
+    if spec >= 0:
+        parts["spec"] = text[spec + len(_SPEC) - 1 : status + 1 if status >= 0 else end]
+    if status >= 0:
+        parts["status"] = text[status + len(_STATUS) - 1 : end]
+    try:
+        found = {name: json.loads(part) for name, part in parts.items() if _count_values(part) <= MOST_VALUES}
+    except (ValueError, RecursionError):
+        return None
+    return found if found.get("metadata", {}).keys() >= {"name", "uid", "resourceVersion"} else None
+
+
+def outline_event(line: str) -> bytes | None:
+    """The event of a watch with the outline of its object, and why it is no more."""
+    kind = next((one for one in _TYPES if line.startswith(f'{{"type":"{one}"')), None)
+    found = outline(line) if kind is not None else None
+    return None if found is None else json.dumps({"type": kind, "object": found, WHY: TOO_MANY}).encode()
 
 
 def has_too_many_values(text: str) -> bool:

@@ -124,10 +124,29 @@ def test_a_page_with_such_a_job_has_the_others(tmp_path: Path) -> None:
     assert read_problems(cache, "bad") == [f"spec.template: has more than {bounds.MOST_VALUES} values: {REMEDY}"]
 
 
-@pytest.mark.parametrize("first", ["spec", "x"])
-def test_one_with_too_much_metadata_is_left_out(first: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bad = job("bad", 11)
-    bad["metadata"]["labels"] = dict.fromkeys(["a", first, *(f"y{number}" for number in range(MOST_VALUES))], "")
+def with_labels(bad: dict[str, Any], first: str, **metadata: Any) -> dict[str, Any]:
+    labels = dict.fromkeys(["a", first, *(f"y{number}" for number in range(MOST_VALUES))], "")
+    found = {**bad["metadata"], "labels": labels, **metadata}
+    return {**bad, "metadata": dict(sorted(found.items()))}
+
+
+@pytest.mark.parametrize("first", ["spec", "x", "generation", "name"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_of_one_with_too_much_metadata_its_identity_is_known(first: str, listed: bool, tmp_path: Path) -> None:
+    """What it was before is not what it is."""
+    bad = with_labels(job("bad", 11), first, generation=3)
+    events = [("ADDED", job("good", 12))] if listed else [("MODIFIED", bad), ("ADDED", job("good", 12))]
+    cache = follow(
+        tmp_path, Server([bad if listed else job("bad", 3)], events), lambda cache: ("t", "good") in cache.jobs
+    )
+    assert (cache.jobs["t", "bad"][1], cache.jobs["t", "bad"][0].generation) == ("11", 3)
+    assert read_problems(cache, "bad") == [f"spec.template: has more than {bounds.MOST_VALUES} values: {REMEDY}"]
+
+
+def test_one_whose_metadata_is_not_where_it_should_be_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = with_labels(job("bad", 11), "x", zone="x")
     cache = follow(tmp_path, Server([], [("ADDED", bad), ("ADDED", job("good", 12))]), lambda cache: bool(cache.jobs))
     assert set(cache.jobs) == {("t", "good")}
     assert f"skipping elasticjobs t/bad: more than {MOST_VALUES} values" in caplog.text

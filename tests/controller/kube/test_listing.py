@@ -108,6 +108,18 @@ async def test_nor_does_one_whose_metadata_cannot_be_read(
     assert "skipping pods t/p4" in caplog.text and why in caplog.text
 
 
+async def test_of_one_of_very_many_values_there_is_an_outline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    identity = ',"uid":"u","resourceVersion":"3"'
+    server = Server(("p0", "1"), ("p1", "1"), ("p2", "1"), more={"p1": f'{identity},"labels":{LABELS}'})
+    found: list[Any] = []
+    async with answering(server.answer, tmp_path) as api:
+        listed = await Listing(api, "/api/v1/pods", Intake()).read(found.append)
+    assert [item["metadata"]["name"] for item in found] == ["p0", "p1", "p2"]
+    assert found[1]["metadata"] == listed.present[1]["metadata"]
+    assert server.asked == [500], "the page need not be read again in pieces"
+    assert "skipping pods t/p1: more than 75000 values" in caplog.text
+
+
 async def test_large_objects_come_in_small_pages(tmp_path: Path) -> None:
     names = [f"p{i}" for i in range(8)]
     large = json.dumps("x" * (LARGEST_BYTES // 3))
