@@ -24,10 +24,11 @@ class Store:
 
     def put_workload(self, raw: Raw) -> None:
         """As a watch or the answer to a write tells it."""
-        workload = observe_workload(raw)
+        workload, metadata = observe_workload(raw), raw["metadata"]
+        namespace = metadata["namespace"]
         if workload is None:
+            self.drop_workload(namespace, metadata["name"], metadata["uid"])  # it may have been a job's before
             return
-        namespace = raw["metadata"]["namespace"]
         key = (namespace, workload.job)
         before = self._find(namespace, workload.name)
         if before is not None and (before.version == workload.version or is_older(workload.version, before.version)):

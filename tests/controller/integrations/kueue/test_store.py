@@ -54,3 +54,12 @@ def test_workloads_that_a_list_lacks_cost_as_much_each_however_many_there_are() 
 
 def test_a_workload_that_is_deleted_costs_nothing_for_each_of_the_others() -> None:
     assert count_deleting(500) < 1.5 * count_deleting(50)
+
+
+def test_a_workload_without_its_owner_is_no_jobs_any_more() -> None:
+    """Somebody took it away, or wrote so much into the Workload that only its identity can be read."""
+    store, woken = fill(2)
+    metadata = workload_of(1)["metadata"]
+    identity = {name: metadata[name] for name in ("namespace", "name", "uid", "resourceVersion")}
+    store.apply_workload("MODIFIED", {"metadata": identity})
+    assert (woken, [key[1] for key in store.keys()]) == (["job-1"], ["job-0"])
