@@ -16,6 +16,7 @@ import kopf
 
 from elasticjob_operator.api import names
 from elasticjob_operator.backoff import find_pause
+from elasticjob_operator.kube import kopf_session
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.garbage import Garbage
 from elasticjob_operator.kube.intake import Intake
@@ -102,7 +103,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.finalizer = NO_FINALIZER
     settings.scanning.disabled = True
     settings.watching.server_timeout = 240
-    settings.watching.chunk_size = 5  # jobs may be large, and kopf holds all of a page
+    settings.watching.chunk_size = kopf_session.FEWEST  # until it is known how large they are
     settings.watching.client_timeout = 260
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 0.2

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.api import bounds
+from elasticjob_operator.kube import kopf_session
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.jobwatch import JobWatch
@@ -59,6 +60,7 @@ class Server:
         self.listed, self.events = listed, events
         self.lists = self.watches = 0
         self.skipped: list[tuple[str, str]] = []
+        self.pages: list[tuple[int, int]] = []  # how many were asked for, and bytes
 
     def count(self, kind: str, problem: str) -> None:
         self.skipped.append((kind, problem))
@@ -68,7 +70,12 @@ class Server:
             return web.json_response(DISCOVERY[request.path])
         if "watch" not in request.query:
             self.lists += 1
-            return web.json_response({"items": self.listed, "metadata": {"resourceVersion": "10"}})
+            start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+            end = start + limit
+            metadata = {"resourceVersion": "10", "continue": str(end) if end < len(self.listed) else ""}
+            text = json.dumps({"items": self.listed[start:end], "metadata": metadata})
+            self.pages.append((limit, len(text)))
+            return web.Response(text=text, content_type="application/json")
         self.watches += 1
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
         await out.prepare(request)
@@ -122,6 +129,25 @@ def test_a_page_with_such_a_job_has_the_others(tmp_path: Path) -> None:
     cache = follow(tmp_path, server, lambda cache: ("t", "z") in cache.jobs)
     assert set(cache.jobs) == {("t", "a"), ("t", "bad"), ("t", "z")}
     assert read_problems(cache, "bad") == [f"spec.template: has more than {bounds.MOST_VALUES} values: {REMEDY}"]
+
+
+def test_a_list_of_small_jobs_has_few_pages(tmp_path: Path) -> None:
+    listed = [job(f"j{number:04}", number + 1) for number in range(1000)]
+    server = Server(listed, [])
+    follow(tmp_path, server, lambda cache: len(cache.jobs) == len(listed))
+    assert [limit for limit, _ in server.pages][:5] == [5, 40, 320, 500, 500]
+
+
+def test_large_jobs_behind_many_small_ones_are_not_read_together(tmp_path: Path) -> None:
+    small = [job(f"a{number:04}", number + 1) for number in range(900)]
+    large = [job(f"z{number:04}", number + 2000) for number in range(60)]
+    for one in large:
+        one["metadata"]["annotations"] = {"x": "y" * 250_000}
+    server = Server(small + large, [])
+    follow(tmp_path, server, lambda cache: len(cache.jobs) == len(small + large))
+    sizes = [size for _, size in server.pages]
+    assert sum(size > kopf_session.MOST_PAGE_BYTES for size in sizes) == 1, "that page is not read to its end"
+    assert sizes[-1] <= 2 * kopf_session.PAGE_BYTES
 
 
 def with_labels(bad: dict[str, Any], first: str, **metadata: Any) -> dict[str, Any]:
