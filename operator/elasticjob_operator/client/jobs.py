@@ -93,17 +93,18 @@ class Client:
         return sorted((Pod(raw) for raw in found), key=lambda p: (p.index is None, p.index or 0, p.name))
 
     async def events(self, name: str, namespace: str | None = None) -> Happenings:
-        """The events of the job and its pods, oldest first, without those of an earlier job of the same name.
+        """The newest events of the job and its pods, 2,000 of each, oldest first, none of an earlier job of its name.
 
         The API server keeps events for an hour by default.
         """
         path = path_of("v1", "events", self._space(namespace))
-        found, _ = await list_all(self.connection, path, f"list events of {name}", take=cut_event)
+        newest = rules.NewestEvents(name)
+        await list_all(self.connection, path, f"list events of {name}", take=newest.take)
         try:
             job: Job | None = await self.get(name, namespace)
         except errors.NotFoundError:
             job = None  # deleted; only its events remain
-        return rules.choose_events(found, name, job)
+        return rules.choose_events(newest.found, name, job)
 
     async def sizes(self, name: str | None = None, namespace: str | None = None) -> dict[str, tuple[Point, ...]] | None:
         """The world sizes of every job (or of one) over time, by UID, from events; None if they may not be read."""

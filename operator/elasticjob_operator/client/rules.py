@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from elasticjob_operator.api import names
 from elasticjob_operator.client import errors
-from elasticjob_operator.client.model import Change, Happening, Job, Pod, whole
+from elasticjob_operator.client.model import Change, Happening, Job, Pod, cut_event, whole
 from elasticjob_operator.rest.errors import decode_watch_error
 from elasticjob_operator.templates import taking
+
+MOST_EVENTS: Final = 2000  # of a job that are kept, and as many of its pods
 
 
 def is_met(job: Job, condition: str) -> bool:
@@ -110,6 +113,29 @@ def describe_state(job: Job) -> str:
         if found is not None and (found.status == "True") == (type != "Running"):
             return f"{state} ({found.reason}: {found.message})" if found.message else f"{state} ({found.reason})"
     return state
+
+
+class NewestEvents:
+    """Of the events of a namespace, which may be any number, the newest of one job, and of its pods."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._prefix = name, names.pod_name(name, 0)[:-1]
+        self._kept: dict[str, list[tuple[float, int, dict[str, Any]]]] = {}  # by kind: heaps, the oldest first
+        self._count = 0
+
+    def take(self, raw: dict[str, Any]) -> None:
+        subject = raw.get("involvedObject") or {}
+        if not _is_about(subject, self._name, self._prefix):
+            return
+        event, kept = cut_event(raw), self._kept.setdefault(subject["kind"], [])
+        self._count += 1
+        heapq.heappush(kept, (Happening.parse(event).time or 0.0, self._count, event))
+        if len(kept) > MOST_EVENTS:
+            heapq.heappop(kept)
+
+    @property
+    def found(self) -> list[dict[str, Any]]:
+        return [event for kept in self._kept.values() for _, _, event in kept]
 
 
 def choose_events(found: Sequence[dict[str, Any]], name: str, job: Job | None) -> list[Happening]:

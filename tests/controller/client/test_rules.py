@@ -200,6 +200,23 @@ def raw_event(kind: str, name: str, uid: str, at: str, reason: str) -> dict[str,
     return {"involvedObject": {"kind": kind, "name": name, "uid": uid}, "reason": reason, "lastTimestamp": at}
 
 
+def test_of_any_number_of_events_the_newest_are_kept() -> None:
+    """A tenant may write as many as fit, and the dashboard of a cluster reads those of all."""
+    newest, more = rules.NewestEvents("digits"), 500
+    count = rules.MOST_EVENTS + more
+    for number in range(count):
+        at = f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z"
+        for kind, name in (
+            ("ElasticJob", "digits"),
+            ("Pod", "digits-worker-0"),
+            ("Pod", "other"),
+            ("ConfigMap", "digits"),
+        ):
+            newest.take(raw_event(kind, name, "u", at, f"{kind}{number}"))
+    told = [e.reason for e in rules.choose_events(newest.found, "digits", None)]
+    assert told == [f"{kind}{number}" for number in range(more, count) for kind in ("ElasticJob", "Pod")]
+
+
 def test_events_of_an_earlier_job_of_the_same_name_are_left_out() -> None:
     job = given.job()  # UID u, created at 00:00:00
     before, after = "2025-12-31T23:59:50Z", "2026-01-01T00:00:05Z"
