@@ -266,7 +266,7 @@ def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
                     headers.begin_file()
                     members.extract(member, folder, filter="data")
                     headers.end_file()
-                    members.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+                    members.members.clear()  # it would keep all of them
             (Path(folder) / name).rename(final)
         except (tarfile.TarError, EOFError) as error:
             raise common.Failure(f"{name}: what the pod sent is no archive of it: {error}") from None
