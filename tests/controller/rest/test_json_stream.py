@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.kube.kopf_session import reduce_line
-from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode
+from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode, outline_event
 
 DEEP = b"[" * 70_000 + b"]" * 70_000
 NAMED = b'{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"big","namespace":"t2","labels":{"name":"x"}}'
@@ -225,17 +225,29 @@ OF_A_JOB = {
 }
 
 
-@pytest.mark.parametrize("reduce", [lambda line: None, reduce_line], ids=["ours", "kopf's"])
-@pytest.mark.parametrize("thing", [OF_A_POD, OF_A_JOB], ids=["pod", "job"])
-def test_the_deletion_of_one_that_cannot_be_read_is_told(thing: Any, reduce: Any) -> None:
+@pytest.mark.parametrize(
+    ("thing", "reduce", "is_known"),
+    [
+        pytest.param(OF_A_POD, lambda line: None, False, id="a pod"),
+        pytest.param(OF_A_JOB, lambda line: None, False, id="a job"),
+        pytest.param(OF_A_POD, reduce_line, False, id="a pod, as kopf reads jobs"),
+        pytest.param(OF_A_JOB, reduce_line, True, id="a job, as kopf reads it"),
+        pytest.param(OF_A_POD, outline_event, True, id="a pod, as we read it"),
+        pytest.param(OF_A_JOB, outline_event, False, id="a job, as we read pods"),
+    ],
+)
+def test_the_deletion_of_one_that_cannot_be_read_is_told(thing: Any, reduce: Any, is_known: bool) -> None:
     """Otherwise a tenant fills the memory with jobs that are gone, and holds devices with pods that are."""
 
     def read(kind: str) -> list[Any]:
         line = json.dumps({"type": kind, "object": thing}, separators=(",", ":")).encode() + b"\n"
-        return [one if isinstance(one, Unreadable) else json.loads(one) for one in Lines(2**22, reduce).split(line)]
+        found = [one if isinstance(one, Unreadable) else json.loads(one) for one in Lines(2**22, reduce).split(line)]
+        return [one if isinstance(one, Unreadable) else (one["type"], one["object"]["metadata"]) for one in found]
 
-    assert read("DELETED") == [{"type": "DELETED", "object": {"metadata": IDENTITY}}]
-    assert read("MODIFIED") == [Unreadable("t2/big", "more than 75000 values")]
+    identity = IDENTITY | ({"resourceVersion": "7"} if is_known else {})
+    assert read("DELETED") == [("DELETED", identity)]
+    unreadable = Unreadable("t2/big", "more than 75000 values")
+    assert read("MODIFIED") == [("MODIFIED", identity) if is_known else unreadable]
 
 
 def test_the_deletion_of_one_of_any_size_is_told() -> None:
