@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticjob_devcluster import Cluster
+from elasticjob_operator.api import names
 from operator_fixture import MERGE, Jobs, OperatorProcess, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -84,6 +85,20 @@ def test_a_template_that_asks_for_more_takes_nothing_before_pods_have_it(jobs: J
     jobs.create("second", pooled(0.3))
     wait_for(lambda: size(jobs, "second") >= 1, "they share", 90)
     wait_for(lambda: size(jobs, "good") + size(jobs, "second") == 6, "all devices are used", 30)
+
+
+def test_pods_that_ask_for_nothing_leave_the_pool_to_the_jobs(jobs: Jobs) -> None:
+    """One on each node, of as many containers as its author likes, of which only the first one ever runs."""
+    runs = {"image": "a/b:1", "command": ["sleep", "600"]}
+    spec = {"containers": [{"name": "c", **runs}], "initContainers": [{"name": f"i{n}", **runs} for n in range(300)]}
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods"
+    labels = {names.LABEL_APP: names.LABEL_APP_VALUE}
+    for node in jobs.kube.request("GET", "/api/v1/nodes")["items"]:
+        name = node["metadata"]["name"]
+        body = {"metadata": {"name": f"crowd-{name}", "labels": labels}, "spec": {**spec, "nodeName": name}}
+        jobs.kube.request("POST", path, body)
+    jobs.create("good", pooled(0.98))
+    jobs.await_world("good", 6, timeout=120)
 
 
 def test_a_user_who_scales_pins_the_job_until_it_is_released(jobs: Jobs) -> None:
