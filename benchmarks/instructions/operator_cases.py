@@ -183,7 +183,9 @@ async def connect_agents() -> tuple[registry.AgentRegistry, list[AgentEntry]]:
         link = hub.admit(identity, heartbeat=2.0)
         assert isinstance(link, connection.Connection)
         hub.settle(link, identity, stays=True)
-        entries.append(hub.enter(link, identity, hello))
+        entry = hub.enter(link, identity, hello)
+        assert entry is not None
+        entries.append(entry)
     return hub, entries
 
 
@@ -205,7 +207,7 @@ def receive_progress() -> Work:
         for entry, text in zip(entries, texts, strict=True):
             message = frames.decode(text)
             assert isinstance(message, wire.Progress)
-            hub.receive(entry, message)
+            hub.receive(entry, message, len(text))
 
     work = in_loop(receive)
     work()
