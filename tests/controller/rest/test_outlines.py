@@ -99,8 +99,10 @@ def test_a_pod_that_became_unreadable_holds_its_devices_until_it_has_ended() -> 
         (event,) = Lines(2**24, outline_event).feed(
             write({"type": "MODIFIED", "object": raw | {"status": status}}).encode() + b"\n"
         )
+        assert isinstance(event, dict)
         cache.apply_pod(event["type"], event["object"])
-        assert all(capacity.count_held(one, GPU) == 8 for one in (*cache.pods(("t", "j")), *cache.strangers()))
+        assert all(capacity.count_held(pod, GPU) == 8 for pod in cache.pods(("t", "j")))
+        assert all(capacity.count_held(stranger, GPU) == 8 for stranger in cache.strangers())
         told.append((len(cache.pods(("t", "j"))), len(cache.strangers())))
     assert told == [(1, 0), (0, 1), (1, 0), (0, 0)]
 

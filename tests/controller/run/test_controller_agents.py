@@ -57,7 +57,8 @@ def entry(operator: Operator, uid: str) -> None:
     state = wire.AgentState(phase=wire.AgentPhase.RUNNING, generation=2)
     taken = entries.enter(link, identity, wire.Hello(agent="a", state=state))
     entries.settle(link, identity, stays=True)
-    entries.receive(taken, wire.Progress(generation=2, step=100))
+    assert taken is not None
+    entries.receive(taken, wire.Progress(generation=2, step=100), 100)
 
 
 @pytest.mark.parametrize(
