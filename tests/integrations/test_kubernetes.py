@@ -15,6 +15,7 @@ import pytest
 
 from elasticjob_devcluster import Cluster, NodeSpec, Tuning
 from elasticjob_devcluster.flags import parse_version
+from elasticjob_operator.api.podfields import POD_FIELDS
 from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -76,6 +77,29 @@ def test_the_runtime_comes_into_a_restricted_namespace(operator: OperatorProcess
     pod["containers"][0]["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     jobs.create("job", spec)
     wait_for(lambda: jobs.pods("job"), "its pods are admitted", 20)
+
+
+KINDS = {
+    "template": "PodTemplateSpec",
+    "pod": "PodSpec",
+    "container": "Container",
+    "resources": "ResourceRequirements",
+    "securityContext of a pod": "PodSecurityContext",
+    "securityContext": "SecurityContext",
+    "mount": "VolumeMount",
+    "variable": "EnvVar",
+    "source": "EnvFromSource",
+    "toleration": "Toleration",
+    "port": "ContainerPort",
+}
+
+
+def test_every_field_of_a_pod_is_known(cluster: Cluster) -> None:
+    """Else a right one could be taken for a misspelt one."""
+    definitions = cluster.kube.request("GET", "/openapi/v2", timeout=60)["definitions"]
+    served = {kind: set(definitions[f"io.k8s.api.core.v1.{name}"]["properties"]) for kind, name in KINDS.items()}
+    assert {kind: fields - POD_FIELDS[kind] for kind, fields in served.items() if fields - POD_FIELDS[kind]} == {}
+    assert set(KINDS) == set(POD_FIELDS)
 
 
 def has_gates() -> bool:
