@@ -156,7 +156,7 @@ LIKE: Final = {
         "raw-block", "proc-mount", "grpc-probe", "mount-propagation", "seccomp", "priority-number", "port-name",
         "toleration-wrong", "variable-without-value", "bad-label", "quoted-replicas",
         "no-name", "name-in-capitals", "rules-of-a-job", "short-device", "half-a-gpu", "secrets-as-names",
-        "source-as-a-name", "exists-in-small-letters", "claim-by-another-name", "duration-in-words", "quoted-bounds",
+        "source-as-a-name", "exists-in-small-letters", "duration-in-words", "quoted-bounds",
     ),
 }  # fmt: skip
 

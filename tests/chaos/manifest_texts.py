@@ -400,7 +400,7 @@ TEXTS: Final = (
     Text("exists-in-small-letters", pod="tolerations: [{key: nvidia.com/gpu, operator: exists}]",
          told=("tolerations",)),
     Text("claim-by-another-name", "volumeMounts: [{name: data, mountPath: /data}]",
-         "volumes: [{name: data, pvc: {claimName: datasets}}]", told=("volumes[", "data")),
+         "volumes: [{name: data, pvc: {claimName: datasets}}]", warned=("volumes[0] has no source but pvc",)),
     Text("duration-in-words", spec="runPolicy: {ttlSecondsAfterFinished: 1h}", told=("ttlSecondsAfterFinished",)),
     Text("quoted-bounds", spec='elasticPolicy: {minReplicas: "1", maxReplicas: "4"}',
          told=("elasticPolicy.minReplicas", "elasticPolicy.maxReplicas")),

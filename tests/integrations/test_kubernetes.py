@@ -87,6 +87,7 @@ KINDS = {
     "securityContext of a pod": "PodSecurityContext",
     "securityContext": "SecurityContext",
     "mount": "VolumeMount",
+    "volume": "Volume",
     "variable": "EnvVar",
     "source": "EnvFromSource",
     "toleration": "Toleration",

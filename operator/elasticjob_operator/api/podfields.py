@@ -30,6 +30,11 @@ _FIELDS: Final = {
         "allowPrivilegeEscalation appArmorProfile capabilities privileged procMount readOnlyRootFilesystem runAsGroup "
         "runAsNonRoot runAsUser seLinuxOptions seccompProfile windowsOptions"
     ),
+    "volume": (
+        "awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI emptyDir ephemeral fc "
+        "flexVolume flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi name nfs persistentVolumeClaim "
+        "photonPersistentDisk portworxVolume projected quobyte rbd scaleIO secret storageos vsphereVolume"
+    ),
     "mount": "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr",
     "variable": "name value valueFrom",
     "source": "configMapRef prefix secretRef",

@@ -24,6 +24,7 @@ _INNER: Final = {
     ("pod", "resources"): "resources",
     ("pod", "securityContext"): "securityContext of a pod",
     ("pod", "tolerations"): "toleration",
+    ("pod", "volumes"): "volume",
     ("container", "resources"): "resources",
     ("container", "securityContext"): "securityContext",
     ("container", "volumeMounts"): "mount",
@@ -51,6 +52,13 @@ _ALIKE: Final = 0.85
 def find_misspelt(raw: object, kind: str = "template", path: str = "spec.template") -> Iterator[str]:
     """What is wrong with each such field, with the remedy."""
     if not isinstance(raw, Mapping):
+        return
+    if kind == "volume" and len(raw) > 1 and not raw.keys() & (FIELDS[kind] - {"name"}):
+        others = ", ".join(str(name)[:64] for name in raw if name != "name")
+        yield (
+            f"{path} has no source but {others}, which this version does not know: an API server that does not know it "
+            "makes it an empty folder; a claim is a persistentVolumeClaim"
+        )
         return
     for name, value in raw.items():
         here = f"{path}.{str(name)[:64]}"
