@@ -244,8 +244,8 @@ class Controller:
                 await self._queue.forget(key, self._cache.pods(key))
             agents = self._hub.agents(key)
             self._hub.direct(key, directives.release(agents, ()))
-            if has_left or any(agent.connected for agent in agents.values()):
-                return None  # the deletion of the last pod wakes this job
+            if has_left or loop.dirty or any(agent.connected for agent in agents.values()):
+                return None  # the deletion of the last pod wakes this job, or something has already
             self._hub.forget(key)
             self._cache.forget(key)
             self._loops.pop(key, None)
