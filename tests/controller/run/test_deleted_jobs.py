@@ -127,7 +127,7 @@ async def test_one_that_is_made_again_while_the_first_is_forgotten_has_one_pass_
         applier: Any = SlowApplier(parts.applier.recorder)
         controller = Controller(
             *(api, parts.cache, parts.hub, applier, parts.controller.config),
-            queue=queue,  # type: ignore[arg-type]
+            queue=queue,
         )
         api.leadership.lend(math.inf)
         controller.start()
