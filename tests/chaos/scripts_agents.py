@@ -93,7 +93,7 @@ class Stage:
         """Carry out an event; False where the world has become too small for it, or is not there yet."""
         world = self._hub.world
         members = [] if world is None else [pod for pod in world.pods if pod in self._members]
-        if not members or (event.kind != "grow" and len(members) < 2):
+        if not members or (event.kind not in ("grow", "suspend") and len(members) < 2):
             return False
         first = members.pop(event.ranks[0] % len(members))
         second = members[event.ranks[1] % len(members)] if members else ""
@@ -107,6 +107,13 @@ class Stage:
             lines = [line for line in self.read() if line["generation"] == self._hub.generation]
             for line in lines[-1:]:
                 os.kill(int(line["pid"]), signal.SIGKILL)
+        if event.kind == "suspend":
+            suspended = [self._members.pop(pod) for pod in (first, *members)]
+            for pod in suspended:
+                pod.terminate()
+            for pod in suspended:
+                pod.wait(PATIENCE)
+            self.start(len(suspended))
         if event.kind == "kill-all":
             for pod in (first, *members):
                 self._lose(pod)

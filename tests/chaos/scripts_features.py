@@ -38,14 +38,21 @@ class Lines:
     data: str = "Points()"
     loader: str = ""  # further arguments of the DataLoader
     sampler: str = ""  # further arguments of the sampler
+    sampler_class: str = "ElasticDistributedSampler"
+    loader_class: str = "DataLoader"
     ddp: dict[str, str] = field(default_factory=dict)
     wrap: str = "net"
+    world: str = "world = elasticjob.init(threads=1)"  # of a script that is restarted
+    twice: bool = False  # two backward passes in each turn
+    regroup: list[str] = field(default_factory=list)  # before a state is loaded, of which the step is `step`
+    gather: list[str] = field(default_factory=list)  # on all ranks, before rank 0 reads the state of the optimizer
     mesh: str = "(world.world_size,)"
     closure: bool = False  # the optimizer computes the gradients by itself, and several times
     checkpoint: str = "elastic"
     checkpoint_options: str = ""
     guard: bool = False  # exceptions of a batch are caught
     copies: str = ""  # arguments of a session of a sharded model
+    abrupt: bool = True  # a process that has ended well leaves its memory to the kernel
     tolerance: float = 1e-7
 
 
@@ -874,19 +881,262 @@ NEWEST = Feature(
     (DDP, VIRTUAL),
 )
 
+# --- more habits, drawn after all of the above -----------------------------------------------------------------------
+
+_PASSES = (*_SOMETIMES, "static graph", "LBFGS")
+_TELL = """
+def tell(module, args, out):
+    if module.training and dist.is_initialized() and dist.get_world_size() > 1:
+        norm = out.detach().norm()
+        dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+        assert norm >= out.detach().norm()
+"""
+
+
+def _hook_that_talks(lines: Lines) -> None:
+    lines.prepare.append(_TELL)
+    lines.layers.append("self.out.register_forward_hook(tell)")
+
+
+def _twice(lines: Lines) -> None:
+    lines.twice = True
+
+
+_VALIDATE = """
+def validate():
+    net.eval()
+    with torch.no_grad():
+        item, x, y = default_collate([Points()[number] for number in range(20)])
+        value = float((net(x, item).squeeze(1) - y).square().mean())
+    net.train()
+    return value
+"""
+
+
+def _validated(lines: Lines) -> None:
+    lines.prepare.append(_VALIDATE)
+    _schedule("ReduceLROnPlateau(optimizer, patience=0)", "if sampler.is_over(): scheduler.step(validate())")(lines)
+
+
+VALIDATED = Feature(
+    "ReduceLROnPlateau of a validation",
+    "stepped where the sampler is over, by what a pass over other data gives",
+    _validated,
+    (DDP, VIRTUAL),
+    without=(*(one.name for one in SCHEDULERS), "rates set by hand", "LBFGS"),
+)
+
+
+def _added(lines: Lines) -> None:
+    lines.layers.append("self.added = nn.Linear(8, 8)")
+    lines.forward.append("h = h + 0.1 * self.added(h)")
+    lines.groups = "[p for n, p in net.named_parameters() if not n.startswith('added')]"
+    add = "optimizer.add_param_group({'params': list(net.added.parameters()), 'lr': 0.003})"
+    lines.before.append(f"if net.at >= 11 and len(optimizer.param_groups) < 2: {add}")
+    lines.regroup.append(f"if step > 11: {add}")
+    lines.after.append("net.zero_grad()")  # those that no optimizer has yet
+
+
+ADDED = Feature(
+    "groups that are added later",
+    "`add_param_group` in some step, and before such a state is loaded",
+    _added,
+    (DDP,),
+    (RESTART,),  # a session tells its author to make all groups before
+    without=(
+        "two optimizers",
+        "Muon",
+        "LBFGS",
+        "Adam, rate in a tensor",
+        "Rprop",
+        "groups of parameters",
+        "GradScaler",
+        *(one.name for one in SCHEDULERS),
+        "Checkpointer",
+        "Checkpointer that waits",
+        "torch's distributed checkpoint",
+    ),
+)
+
+
+def _zero(lines: Lines) -> None:
+    lines.optimizers[""] = f"ZeroRedundancyOptimizer({lines.groups}, torch.optim.AdamW, lr=0.01)"
+    lines.gather.append("for rank in range(dist.get_world_size()): optimizer.consolidate_state_dict(to=rank)")
+
+
+ZERO = Feature(
+    "ZeroRedundancyOptimizer",
+    "its state divided over the ranks, and gathered where it is saved",
+    _zero,
+    (DDP,),
+    (RESTART,),  # it needs a process group when it is made
+    without=(
+        "two optimizers",
+        "Muon",
+        "LBFGS",
+        "groups of parameters",
+        "groups that are added later",
+        *_SOMETIMES,
+        *_REAL,
+        "GradScaler",
+        "Checkpointer",
+        "Checkpointer that waits",
+        "torch's distributed checkpoint",
+    ),
+)
+
+BY_HAND = Feature(
+    "a process group by hand",
+    "`init_process_group` with what torchrun has put into the environment, as `env://` or `tcp://`",
+    lambda lines: setattr(lines, "world", _BY_HAND.replace("METHOD", lines.chance.choice(_METHODS))),
+    (DDP, VIRTUAL),
+    (RESTART,),
+)
+_METHODS = ("env://", "tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+_BY_HAND = """\
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=f"METHOD", rank=rank, world_size=size)
+world = types.SimpleNamespace(rank=rank, world_size=size, generation=int(os.getenv("ELASTICJOB_GENERATION", "0")))"""
+
+_FORKED = """
+class Forked(Points):
+    def __getitem__(self, item):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writer, str(item).encode())
+            os._exit(0)
+        os.close(writer)
+        with open(reader) as file:
+            item = int(file.read())
+        os.waitpid(child, 0)
+        return super().__getitem__(item)
+"""
+_AHEAD = """
+class Ahead(DataLoader):
+    def __iter__(self):
+        ready = queue.Queue(3)
+
+        def read():
+            for batch in super(Ahead, self).__iter__():
+                ready.put(batch)
+            ready.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        return iter(ready.get, None)
+"""
+_OWN_SAMPLER = """
+class OwnSampler(ElasticDistributedSampler):
+    def set_epoch(self, epoch):
+        self.begun = [*getattr(self, "begun", []), epoch]
+        super().set_epoch(epoch)
+
+    def __iter__(self):
+        for indices in super().__iter__():
+            yield list(indices)
+"""
+
+
+def _forked(lines: Lines) -> None:
+    lines.prepare.append(_FORKED)
+    lines.data = "Forked()"
+
+
+def _ahead(lines: Lines) -> None:
+    lines.prepare.append(_AHEAD)
+    lines.loader_class = "Ahead"
+
+
+def _own_sampler(lines: Lines) -> None:
+    lines.prepare.append(_OWN_SAMPLER)
+    lines.sampler_class = "OwnSampler"
+
+
+SOURCES = (
+    Feature(
+        "datasets that fork",
+        "`os.fork` for each sample",
+        _forked,
+        without=("caught exceptions", "joined datasets"),
+    ),
+    Feature("a loader with a thread", "a `DataLoader` whose batches a thread reads ahead", _ahead),
+    Feature("a sampler of its own", "a subclass of `ElasticDistributedSampler`", _own_sampler),
+)
+
+_SAVE_AT_EXIT = """
+def save_at_exit():
+    if globals().get("net") is not None:
+        torch.save({name: one.detach().clone() for name, one in net.named_parameters()}, OUT / f"exit-{os.getpid()}")
+
+
+atexit.register(save_at_exit)
+"""
+_AGAIN = """
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+"""
+_COMMANDS = """
+commands = argparse.ArgumentParser()
+commands.add_subparsers(dest="command", required=True).add_parser("train").add_argument("folders", nargs="+")
+assert commands.parse_args(["train", *sys.argv[1:]]).command == "train"
+"""
+TRAITS = (
+    Feature("savers at exit", "a file that a function at exit writes", _prepare(_SAVE_AT_EXIT), (DDP, VIRTUAL)),
+    Feature("commands", "`argparse` with subcommands", _prepare(_COMMANDS)),
+    Feature(
+        "bytes in the output",
+        "which are no text, also half a line",
+        _prepare(
+            "sys.stdout.buffer.write(bytes(range(256)) * 9); sys.stdout.flush(); os.write(2, b'\\xff\\xfe\\r 50 %')",
+            epoch="os.write(1, b'\\xe2\\x82')",
+        ),
+    ),
+    Feature("streams of the CPU", "`torch.cpu.stream`", _inside("with torch.cpu.stream(torch.cpu.Stream()): pass")),
+)
+AGAIN = Feature("executes itself again", "`os.execv` with a variable that says so", _prepare(_AGAIN))
+HOOKED = Feature(
+    "hooks that communicate",
+    "a collective in a forward hook",
+    _hook_that_talks,
+)
+TWICE = Feature(
+    "two backward passes",
+    "in each turn, the first one in `no_sync()`",
+    _twice,
+    (DDP,),
+    without=(*_PASSES, "spectral norm", "gradient penalty", "two passes"),
+)
+
+LINKED = Feature(
+    "a link to the newest", "`torch.save`, and `latest` linked to it", _checkpoint("linked"), (DDP, VIRTUAL)
+)
+ARRAYS = Feature(
+    "arrays and a description",
+    "tensors as bytes behind a header of JSON, and the rest beside them",
+    _checkpoint("arrays"),
+    (DDP, VIRTUAL),
+)
+ASYNC = Feature(
+    "torch's asynchronous checkpoint",
+    "`dcp.async_save`, and the file that names the last one when it is complete",
+    _checkpoint("async"),
+    without=_LAZY,
+)
+
 GROUPS = {
     "parameters and buffers": MODELS,
     "layers": LAYERS,
-    "optimizers": (*OPTIMIZERS, TWO, GROUPED),
-    "schedulers": SCHEDULERS,
+    "optimizers": (*OPTIMIZERS, TWO, GROUPED, ADDED, ZERO),
+    "schedulers": (*SCHEDULERS, VALIDATED),
     "around the step": AROUND,
-    "losses and gradients": LOSSES,
-    "data": (*DATA, *LOADERS),
+    "losses and gradients": (*LOSSES, TWICE),
+    "data": (*DATA, *LOADERS, *SOURCES),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
-    "checkpoints": (*CHECKPOINTS, NEWEST),
+    "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC),
     "habits": HABITS,
-    "between ranks": MESSAGES,
-    "in a process": PROCESS,
+    "between ranks": (*MESSAGES, HOOKED, BY_HAND),
+    "in a process": (*PROCESS, *TRAITS, AGAIN),
 }
 FEATURES = tuple(one for group in GROUPS.values() for one in group)
 _ENGINES = {DDP: "DDP", VIRTUAL: "virtual ranks", FSDP: "FSDP2"}

@@ -15,8 +15,8 @@ from chaos import scripts_features as features
 from chaos.scripts_features import DDP, FSDP, GROUPED, RESTART, SESSION, VIRTUAL, Feature, Lines
 
 HEADER = dedent("""\
-    import argparse, atexit, concurrent.futures, copy, faulthandler, gc, json, logging, multiprocessing, os, random
-    import signal, subprocess, sys, threading, time
+    import argparse, atexit, concurrent.futures, copy, faulthandler, gc, io, json, logging, math, multiprocessing, os
+    import queue, random, signal, subprocess, sys, threading, time, types
     from pathlib import Path
 
     import numpy as np
@@ -28,6 +28,7 @@ HEADER = dedent("""\
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
     from torch.nn.utils import parametrizations, parametrize
     from torch.optim import lr_scheduler as lr
@@ -113,7 +114,7 @@ class Streams:
         self.drawn = [list(one) for one in state["drawn"]]
 
 
-totals = [0.0, 0]
+totals, pending = [0.0, 0], []
 
 
 def is_due(step):
@@ -179,6 +180,7 @@ def whole(value):
 
 
 def finish(rank, generation):
+{gather}
     state = whole(collect())
     torch.save(state, OUT / f"part-{{rank}}")
     os.replace(OUT / f"part-{{rank}}", OUT / f"final-{{generation}}-{{rank}}.pt")
@@ -188,13 +190,13 @@ _RESTART = """
 
 log = Log()
 {prepare}
-world = elasticjob.init(threads=1)
+{world}
 net = Net()
 {shard}
 {objects}
 model = {model}
-sampler = ElasticDistributedSampler({data}, global_batch_size=GLOBAL_BATCH{sampler})
-loader = DataLoader({data}, batch_sampler=sampler{loader})
+sampler = {sampler_class}({data}, global_batch_size=GLOBAL_BATCH{sampler})
+loader = {loader_class}({data}, batch_sampler=sampler{loader})
 {checkpoint}
 step = restore()
 {start}
@@ -224,11 +226,21 @@ end()
 if step == STEPS:  # and not because it was asked to stop
     finish(world.rank, world.generation)
 dist.destroy_process_group()
+has_ended = {abrupt}
 """
 
 _TURN = """\
 with {turn}:
     loss = compute(model, x, item, y, micro.samples)
+    {backward}
+"""
+
+_TWICE = """\
+with {turn}:
+    with model.no_sync():
+        loss = compute(model, x, item, y, 0) / 2
+        {backward}
+    loss = compute(model, x, item, y, micro.samples) / 2
     {backward}
 """
 
@@ -249,8 +261,8 @@ _SESSION = """
 log = Log()
 {prepare}
 {build}
-sampler = ElasticDistributedSampler({data}, global_batch_size=GLOBAL_BATCH{sampler})
-loader = DataLoader({data}, batch_sampler=sampler{loader})
+sampler = {sampler_class}({data}, global_batch_size=GLOBAL_BATCH{sampler})
+loader = {loader_class}({data}, batch_sampler=sampler{loader})
 end = lambda: None
 
 
@@ -294,11 +306,13 @@ for epoch in range(sampler.epoch, 10**6):
 end()
 finish(session.rank, session.generation)
 session.close()
+has_ended = {abrupt}
 """
 
 _BODY = """\
 net.at = session.committed + 1
-loss = compute(session.model, x, item, y, session.scale)
+{first}
+loss = compute(session.model, x, item, y, session.scale){half}
 session.backward({loss})
 if session.scale:
     seen += item.tolist()
@@ -309,6 +323,11 @@ if session.ends_step:
     if is_due(made):
         save(made)
 """
+
+_FIRST = """\
+with session.model.no_sync():
+    loss = compute(session.model, x, item, y, 0) / 2
+    session.backward({loss})"""
 
 _ELASTIC = """\
 checkpoint = Checkpointer(SAVED, net, optimizer, sampler=sampler, every=EVERY{options}, **{others})
@@ -322,6 +341,8 @@ def restore():
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=False)
+    step = state["step"]
+{regroup}
     net.load_state_dict(state["net"])
     for name, one in optimizers.items():
         one.load_state_dict(state["optimizers"][name])
@@ -331,6 +352,7 @@ def restore():
     return state["step"]
 
 def save(step):
+{gather}
     if dist.get_rank() == 0:
         SAVED.mkdir(parents=True, exist_ok=True)
         torch.save({{"step": step, **collect()}}, SAVED / "state.pt.tmp")
@@ -392,7 +414,74 @@ _NEWEST = _PLAIN.replace(
 """,
 ).replace('SAVED / "state.pt"', 'SAVED / f"step-{{step}}.pt"')
 
-_CHECKPOINTS = {"elastic": _ELASTIC, "plain": _PLAIN, "newest": _NEWEST, "dcp": _DCP}
+_LINKED = _PLAIN.replace('path = SAVED / "state.pt"', 'path = SAVED / "latest"').replace(
+    """        os.replace(SAVED / "state.pt.tmp", SAVED / "state.pt")
+""",
+    """        os.replace(SAVED / "state.pt.tmp", SAVED / f"step-{{step}}.pt")
+        (SAVED / "latest.tmp").unlink(missing_ok=True)
+        os.symlink(f"step-{{step}}.pt", SAVED / "latest.tmp")
+        os.replace(SAVED / "latest.tmp", SAVED / "latest")
+""",
+)
+
+_ARRAYS = """\
+def read(path):
+    with path.open("rb") as file:
+        about = json.loads(file.readline())
+        raw = file.read()
+    state = torch.load(io.BytesIO(raw[about["rest"] :]), weights_only=False)
+    state["net"] = {{}}
+    for name, kind, shape, start in about["tensors"]:
+        one = torch.empty(shape, dtype=getattr(torch, kind))
+        size = one.numel() * one.element_size()
+        if size:
+            one = torch.frombuffer(bytearray(raw[start : start + size]), dtype=one.dtype).reshape(shape)
+        state["net"][name] = one
+    return state
+
+def write(state, path):
+    tensors, start, parts = [], 0, []
+    for name, one in state.pop("net").items():
+        tensors.append((name, str(one.dtype).removeprefix("torch."), list(one.shape), start))
+        parts.append(bytes(one.detach().contiguous().flatten().view(torch.uint8).tolist()) if one.numel() else b"")
+        start += len(parts[-1])
+    rest = io.BytesIO()
+    torch.save(state, rest)
+    with path.open("wb") as file:
+        file.write(json.dumps({{"tensors": tensors, "rest": start}}).encode() + b"\\n" + b"".join(parts))
+        file.write(rest.getvalue())
+
+""" + _PLAIN.replace("torch.load(path, weights_only=False)", "read(path)").replace("torch.save(", "write(")
+
+_ASYNC = "pending.clear()\nbeside = dist.new_group(backend='gloo')\n\n" + _DCP.replace(
+    "    dcp.save(state, checkpoint_id=folder)\n",
+    """\
+    settle()
+    folder.mkdir(parents=True, exist_ok=True)
+    pending.append((dcp.async_save(state, checkpoint_id=folder, process_group=beside), folder))
+""",
+).replace(
+    """        (SAVED / "latest.tmp")""",
+    """\
+
+def settle():
+    if not pending:
+        return
+    future, folder = pending.pop()
+    future.result()
+    if dist.get_rank() == 0:
+        (SAVED / "latest.tmp")""",
+).replace("end = lambda: None", "end = settle")
+
+_CHECKPOINTS = {
+    "elastic": _ELASTIC,
+    "plain": _PLAIN,
+    "newest": _NEWEST,
+    "linked": _LINKED,
+    "arrays": _ARRAYS,
+    "dcp": _DCP,
+    "async": _ASYNC,
+}
 STEPS, PAUSE = 24, 0.01
 
 
@@ -428,11 +517,14 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
         chance.shuffle(fitting)
         wanted = chance.randint(least, most)
         for one in fitting:
-            if wanted > 0 and one.name not in barred and names.isdisjoint(one.without):
+            if wanted > 0 and fits(one):
                 chosen.append(one)
                 names.add(one.name)
                 barred.update(one.without)
                 wanted -= 1
+
+    def fits(one: Feature) -> bool:
+        return engine in one.engines and one.name not in barred and names.isdisjoint(one.without)
 
     pick((*features.MODELS, features.TWO), 3)
     pick(features.OPTIMIZERS, 1, 1)
@@ -456,6 +548,23 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
     pick(features.PROCESS, 2)
     if "torch.save" in names and chance.random() < 0.5:
         chosen = [features.NEWEST if one.name == "torch.save" else one for one in chosen]
+    pick((features.VALIDATED,), 1)
+    pick((features.TWICE, features.HOOKED), 1)
+    pick((features.BY_HAND,), 1)
+    pick(features.SOURCES, 1)
+    pick(features.TRAITS, 1)
+    if chance.random() < 0.01:
+        pick((features.AGAIN,), 1, 1)  # it imports torch anew in each process
+    if chance.random() < 0.3 and fits(features.ADDED):
+        chosen.insert(0, features.ADDED)  # an optimizer is made without its parameters
+        names.add(features.ADDED.name)
+        barred.update(features.ADDED.without)
+    if chance.random() < 0.4 and fits(features.ZERO):
+        chosen = [features.ZERO if one in features.OPTIMIZERS else one for one in chosen]
+    if chance.random() < 0.5:
+        other = {"torch.save": chance.choice((features.LINKED, features.ARRAYS))}
+        other["torch's distributed checkpoint"] = features.ASYNC
+        chosen = [other.get(one.name, one) for one in chosen]
     return chosen
 
 
@@ -466,6 +575,7 @@ def write(seed: int, engine: str, chosen: Sequence[Feature]) -> Script:
     for feature in chosen:
         feature.add(lines)
     every = chance.randint(3, 7)
+    lines.abrupt = seed % 8 != 0
     forms = [form for form in (RESTART, SESSION) if all(form in one.forms for one in chosen)]
     if engine == FSDP and "scheduler" in lines.extras and SESSION in forms:
         forms.remove(SESSION)  # a scheduler is bound to the optimizer of one world
@@ -501,6 +611,7 @@ def _write_common(lines: Lines, every: int) -> str:
         layers=_block(lines.layers, 2),
         forward=_block(lines.forward, 2),
         before=_block(loops, 1),
+        gather=_block(lines.gather, 1),
         step=_block(step, 1),
         zero=_block([f"optimizers[{name!r}].zero_grad()" for name in lines.optimizers], 1),
         after=_block(after, 1),
@@ -520,7 +631,10 @@ def _extras(lines: Lines) -> str:
 
 def _checkpoint(lines: Lines, depth: int) -> str:
     text = _CHECKPOINTS[lines.checkpoint].format(
-        options=lines.checkpoint_options, others="(extras | {n: o for n, o in optimizers.items() if n})"
+        options=lines.checkpoint_options,
+        others="(extras | {n: o for n, o in optimizers.items() if n})",
+        regroup=_block(lines.regroup, 1),
+        gather=_block(lines.gather, 1),
     )
     return indent(text, "    " * depth)
 
@@ -532,12 +646,16 @@ def _write_restart(lines: Lines) -> str:
     epoch = ["found = evaluate(model)", "log.write(at=step, found=found)"] if lines.epoch else []
     epoch += [one for one in lines.epoch if not one.startswith("evaluate")]
     loss = "scaler.scale(loss)" if lines.scaler else "loss"
-    gradients = (_CLOSURE if lines.closure else _TURN).format(
+    gradients = (_CLOSURE if lines.closure else _TWICE if lines.twice else _TURN).format(
         turn="ranks.turn(micro)" if lines.engine == VIRTUAL else "micro.sync(model)",
         backward=f"ranks.backward({loss})" if lines.engine == VIRTUAL else f"({loss} * micro.scale).backward()",
     )
     return _RESTART.format(
         prepare=_block(lines.prepare, 0),
+        world=lines.world,
+        sampler_class=lines.sampler_class,
+        loader_class=lines.loader_class,
+        abrupt=lines.abrupt,
         shard=f"fully_shard(net, mesh=init_device_mesh('cpu', {lines.mesh}))" if lines.engine == FSDP else "",
         objects=_objects(lines),
         model=model,
@@ -553,7 +671,13 @@ def _write_restart(lines: Lines) -> str:
 
 
 def _write_session(lines: Lines) -> str:
-    body = _BODY.format(loss="scaler.scale(loss)" if lines.scaler else "loss", inside=_block(lines.inside, 1))
+    loss = "scaler.scale(loss)" if lines.scaler else "loss"
+    body = _BODY.format(
+        loss=loss,
+        inside=_block(lines.inside, 1),
+        first=_FIRST.format(loss=loss) if lines.twice else "",
+        half=" / 2" if lines.twice else "",
+    )
     if lines.guard:
         body = f"try:\n{indent(body, '    ')}except RuntimeError as error:\n    print('skipped', error)\n"
     epoch = []
@@ -581,6 +705,9 @@ def _write_session(lines: Lines) -> str:
         arguments = f"model={lines.wrap}, optimizer=optimizer"
     return _SESSION.format(
         prepare=_block(lines.prepare, 0),
+        sampler_class=lines.sampler_class,
+        loader_class=lines.loader_class,
+        abrupt=lines.abrupt,
         build=build,
         net="here.model" if lines.engine == FSDP else "net",
         arguments=arguments,

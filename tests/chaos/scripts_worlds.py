@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos import scripts_agents, scripts_judge
+from chaos import scripts_agents, scripts_judge  # the first one first
 from chaos.curve_worlds import act
 from chaos.scripts_features import RESTART
 from chaos.scripts_judge import Run
@@ -41,7 +41,7 @@ def plan(seed: int, changes: int) -> tuple[int, Events]:
     size = chance.randint(1, LARGEST)
     schedule = make_schedule(seed, changes, size, LARGEST)
     if chance.random() < 0.5:
-        schedule.insert(chance.randrange(changes + 1), Event("kill-all"))
+        schedule.insert(chance.randrange(changes + 1), Event("suspend" if seed % 2 else "kill-all"))
     at = sorted(chance.sample(range(1, STEPS - 4), len(schedule)))
     return size, tuple((step, chance.uniform(0.0, 0.04), event) for step, event in zip(at, schedule, strict=True))
 
@@ -63,7 +63,7 @@ def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, 
                 if worlds.wait_for(step) and not worlds.is_ending:
                     time.sleep(delay)
                     done.append(f"{event} at {step}")
-                    act(worlds, event)
+                    act(worlds, Event("kill-all") if event.kind == "suspend" else event)  # agents give it its grace
             worlds.wait_for(STEPS + 1)  # they end by themselves
         except WorldFailedError as failure:
             said = (folder / "output").read_text(errors="replace")[-4000:]
