@@ -1,0 +1,40 @@
+"""A session whose optimizer gets a closure, which drops the last gradients before it computes new ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from elasticjob import Session
+
+JOINED, LAST = 4, 9
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model=model, optimizer=optimizer)
+folder = Path(os.environ["OUT"])
+
+
+def closure() -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = session.model(torch.full((2, 4), 0.1 * session.committed)).square().mean()
+    session.backward(loss)
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+while session.committed < LAST:
+    while session.committed == JOINED and session.generation == 1 and not Path(folder, "told").exists():
+        time.sleep(0.01)
+    with session.step():
+        optimizer.step(closure)
+    row = {"step": session.committed, "world": session.world_size, "weight": model.weight.sum().item()}
+    with Path(folder, f"{os.getpid()}.jsonl").open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+session.close()

@@ -1,0 +1,22 @@
+"""An optimizer computes its gradients by itself: it has none when its step begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.fake_agent import FakeAgent
+from worker.gang_helper import PROGRAMS
+
+
+def test_the_first_step_of_a_joiner_counts_as_that_of_the_others(tmp_path: Path) -> None:
+    with FakeAgent(PROGRAMS / "closure_program.py", tmp_path) as agent:
+        agent.start(1)
+        agent.wait(lambda: any(row["step"] == 4 for row in agent.rows), "five steps")
+        agent.join()
+        agent.wait(lambda: bool(agent.idle), "the joiner")
+        agent.tell(announced=True)
+        Path(tmp_path, "told").touch()
+        agent.run()
+    assert agent.ended == [0, 0]
+    assert len({(row["step"], row["weight"]) for row in agent.rows}) == 10, "the ranks have the same weights"
+    assert {row["world"] for row in agent.rows if row["step"] == 9} == {2}
