@@ -6,7 +6,9 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.algorithms.join import Join
 
+from elasticjob.errors import ConfigurationError
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.torchcompat.wrappers import unwrap
 
@@ -41,3 +43,11 @@ def test_it_has_the_attributes_and_the_names_of_the_module() -> None:
     model.eval()
     assert not module.norm.training
     assert isinstance(copy.deepcopy(model), Model), "a copy belongs to no session"
+
+
+def test_torchs_join_is_refused_in_words() -> None:
+    module = Model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None)).model
+    with pytest.raises(ConfigurationError, match="ElasticDistributedSampler"):
+        Join([model])

@@ -59,6 +59,7 @@ class VirtualRanks:
             raise ConfigurationError("VirtualRanks takes the plain model, not a DistributedDataParallel.")
         _check_dense(model)
         self.loss: float | None = None  # the mean over the last global batch, if `backward` was used
+        self._model = model
         self._all_parameters = list(model.parameters())
         self._parameters = self._find_trainable()  # in this step
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
@@ -173,10 +174,11 @@ class VirtualRanks:
 
     def _check_trainable(self) -> None:
         known = {id(one) for one in self._parameters}
-        if any(one.requires_grad and one.grad is not None and id(one) not in known for one in self._all_parameters):
+        if any(one.requires_grad and one.grad is not None and id(one) not in known for one in self._model.parameters()):
             raise ConfigurationError(
-                "a parameter has become trainable inside of a step, and its gradient is added up by nobody: set"
-                " requires_grad before the step begins."
+                "a parameter has become trainable inside of a step, or was added to the model, and nobody adds up its"
+                " gradient. Make all parameters before the session or VirtualRanks, and set requires_grad before the"
+                " step begins."
             )
 
     def _take(self, micro: Micro) -> Gradients:

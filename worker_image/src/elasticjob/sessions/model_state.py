@@ -30,11 +30,11 @@ def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
     before, after = hooks
     is_real = True
 
-    def begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def begin(optimizer: torch.optim.Optimizer, *given: Any) -> None:
         nonlocal is_real
         is_real = not optimizers.fills_state(optimizer)
         if is_real:
-            before(optimizer)
+            before(optimizer, *given)
 
     def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if is_real:
@@ -168,6 +168,13 @@ class ElasticModel(Transparent):
         found = self._find()
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         return found.no_sync() if isinstance(found, DistributedDataParallel) else context
+
+    def join_hook(self, **_: Any) -> Any:
+        """What torch's `Join` asks for."""
+        raise ConfigurationError(
+            "torch's Join lets ranks make different numbers of steps, and those of a session make the same: leave it"
+            " out, and use ElasticDistributedSampler, with which all ranks have equally many batches."
+        )
 
 
 def check_groups(optimizer: torch.optim.Optimizer, theirs: Mapping[str, Any]) -> None:
@@ -304,14 +311,13 @@ class ReplicatedModelState:
             self._look_for_unreduced()
         if not has_run or not self._reduces or (ddp is None and self._is_told):
             return
+        named = list(self._module.named_parameters())
+        if ddp is not None:
+            self._refuse_added(named)
         if self._options.get("find_unused_parameters") or self._options.get("static_graph"):
             return
         ignored = getattr(ddp, "parameters_to_ignore", ())
-        unused = [
-            name
-            for name, one in self._module.named_parameters()
-            if one.grad is None and one.requires_grad and name not in ignored
-        ]
+        unused = [name for name, one in named if one.grad is None and one.requires_grad and name not in ignored]
         if not unused:
             return
         found = f"the backward pass has left {len(unused)} trainable parameters without a gradient ({unused[0]!r})"
@@ -325,6 +331,16 @@ class ReplicatedModelState:
             )
         self._is_told = True
         logger.warning("Session: %s. One rank trains it, and several ranks will raise an error. %s", found, remedy)
+
+    def _refuse_added(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        """A DDP knows the parameters of the model that it was made for, and reduces no gradients of others."""
+        known = {id(one) for one, _ in self._wrapped}
+        added = [name for name, one in named if one.grad is not None and id(one) not in known]
+        if added:
+            raise ConfigurationError(
+                f"{added[0]!r} was not a parameter of the model when this world began, and nobody has reduced its"
+                " gradient. Make all parameters before the session, with requires_grad=False until they are trained."
+            )
 
     def _look_for_unreduced(self) -> None:
         """No forward pass has used the DDP. Only the script knows whether it reduces the gradients itself."""

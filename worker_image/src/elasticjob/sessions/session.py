@@ -427,7 +427,8 @@ class Session:
             except WorldLostError:
                 self._buffers.take_back()
 
-    def _begin_apply(self, optimizer: torch.optim.Optimizer, given: Any = (), more: Any = None) -> None:
+    def _begin_apply(self, optimizer: torch.optim.Optimizer, given: tuple[Any, ...], more: Mapping[str, Any]) -> None:
+        """`given` and `more` are the arguments of its `step`, the optimizer itself included."""
         if self._memory.virtual is not None:
             self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
@@ -435,7 +436,7 @@ class Session:
             self._fence.begin_applying(self._agree)
         if not self._memory.applied:  # a script may drop the gradients between the steps of two optimizers
             self._model_state.check_gradients()
-        makes_them = bool(given or more)  # a closure
+        makes_them = (*given[1:], more.get("closure"))[0] is not None  # a closure
         if self._fence.is_open and self._is_replicated and not makes_them and not has_gradients([optimizer]):
             self._fence.is_empty = True
         self._memory.note_applying(optimizer)
