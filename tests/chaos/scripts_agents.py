@@ -109,10 +109,10 @@ class Stage:
                 os.kill(int(line["pid"]), signal.SIGKILL)
         if event.kind == "suspend":
             suspended = [self._members.pop(pod) for pod in (first, *members)]
-            for pod in suspended:
-                pod.terminate()
-            for pod in suspended:
-                pod.wait(PATIENCE)
+            for one in suspended:
+                one.terminate()
+            for one in suspended:
+                one.wait(PATIENCE)
             self.start(len(suspended))
         if event.kind == "kill-all":
             for pod in (first, *members):

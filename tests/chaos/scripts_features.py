@@ -985,6 +985,12 @@ ZERO = Feature(
     ),
 )
 
+_METHODS = ("env://", "tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+_BY_HAND = """\
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=f"METHOD", rank=rank, world_size=size)
+world = types.SimpleNamespace(rank=rank, world_size=size, generation=int(os.getenv("ELASTICJOB_GENERATION", "0")))"""
+
 BY_HAND = Feature(
     "a process group by hand",
     "`init_process_group` with what torchrun has put into the environment, as `env://` or `tcp://`",
@@ -992,12 +998,6 @@ BY_HAND = Feature(
     (DDP, VIRTUAL),
     (RESTART,),
 )
-_METHODS = ("env://", "tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
-_BY_HAND = """\
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo", init_method=f"METHOD", rank=rank, world_size=size)
-world = types.SimpleNamespace(rank=rank, world_size=size, generation=int(os.getenv("ELASTICJOB_GENERATION", "0")))"""
-
 _FORKED = """
 class Forked(Points):
     def __getitem__(self, item):

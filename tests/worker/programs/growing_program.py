@@ -24,10 +24,11 @@ error = ""
 try:
     for x, y in session.batches(DataLoader(data, batch_sampler=sampler)):
         if session.committed == 1 and len(model) == 1:
-            model.append(torch.nn.Linear(2, 2))
-            torch.nn.init.eye_(model[1].weight)
-            torch.nn.init.zeros_(model[1].bias)  # random numbers differ between ranks in virtual ranks
-            optimizer.add_param_group({"params": list(model[1].parameters())})
+            added = torch.nn.Linear(2, 2)
+            model.append(added)
+            torch.nn.init.eye_(added.weight)
+            torch.nn.init.zeros_(added.bias)  # random numbers differ between ranks in virtual ranks
+            optimizer.add_param_group({"params": list(added.parameters())})
         with session.step():
             session.backward(torch.nn.functional.mse_loss(session.model(x), y))
             optimizer.step()
