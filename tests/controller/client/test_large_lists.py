@@ -98,15 +98,24 @@ def test_a_summary_has_what_the_job_took_of_a_template() -> None:
 @pytest.mark.parametrize(
     "state", [{}, {"running": {}}, {"waiting": {"reason": "ImagePullBackOff"}}, {"terminated": {}}]
 )
-def test_of_a_pod_is_kept_what_is_read_of_it(state: dict[str, Any]) -> None:
+@pytest.mark.parametrize("beside", [{}, {"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {}}])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_of_a_pod_is_kept_what_is_read_of_it(state: dict[str, Any], beside: dict[str, Any], is_named: bool) -> None:
     raw = given.pod_object("digits", 3, "true")
     raw["metadata"] |= {"namespace": "team", "uid": "u", "deletionTimestamp": None}
-    raw["metadata"]["annotations"] = {names.ANNOTATION_TRAINER: "worker", "note": "x" * LARGE}
+    named = {names.ANNOTATION_TRAINER: "worker"} if is_named else {}
+    raw["metadata"]["annotations"] = {**named, "note": "x" * LARGE}
+    others = [f"c{number}" for number in range(5000)]
     raw["spec"] |= {"nodeName": "node-0", "volumes": [{"name": "x" * LARGE}]}
+    raw["spec"]["containers"] += [{"name": name} for name in others]
     raw["status"] = {
         "phase": "Running",
         "message": "x" * LARGE,
-        "containerStatuses": [{"name": "worker", "state": state}],
+        "containerStatuses": [
+            *({"name": name, "state": beside} for name in others[:2500]),
+            {"name": "worker", "state": state},
+            *({"name": name, "state": beside} for name in others[2500:]),
+        ],
     }
     kept = cut_pod(raw)
     for field in ("name", "uid", "index", "node", "leaving", "phase", "ended", "started", "trainer"):
