@@ -134,6 +134,9 @@ def cut_pod(raw: dict[str, Any]) -> dict[str, Any]:
     """What a `Pod` reads of the object, which may have any size."""
     metadata, spec, status = (raw.get(part) or {} for part in ("metadata", "spec", "status"))
     trainer = (metadata.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
+    first, entries = (spec.get("containers") or [])[:1], status.get("containerStatuses") or []
+    name = trainer or (first[0].get("name") if first else "")
+    waiting = next((entry for entry in entries if _why_waiting(entry)), None)
     containers = [
         {
             **_pick(entry, "name"),
@@ -141,7 +144,8 @@ def cut_pod(raw: dict[str, Any]) -> dict[str, Any]:
                 kind: {"reason": _shorten(told.get("reason"))} for kind, told in (entry.get("state") or {}).items()
             },
         }
-        for entry in status.get("containerStatuses") or []
+        for entry in entries
+        if entry is waiting or entry.get("name") == name
     ]
     return {
         "metadata": {
@@ -149,9 +153,13 @@ def cut_pod(raw: dict[str, Any]) -> dict[str, Any]:
             "labels": _pick(metadata.get("labels"), names.LABEL_INDEX),
             "annotations": {names.ANNOTATION_TRAINER: _shorten(trainer)},
         },
-        "spec": {**_pick(spec, "nodeName"), "containers": [_pick(one, "name") for one in spec.get("containers") or []]},
+        "spec": {**_pick(spec, "nodeName"), "containers": [_pick(one, "name") for one in first]},
         "status": {**_pick(status, "phase"), "containerStatuses": containers},
     }
+
+
+def _why_waiting(entry: dict[str, Any]) -> str:
+    return str(((entry.get("state") or {}).get("waiting") or {}).get("reason") or "")
 
 
 def cut_event(raw: dict[str, Any]) -> dict[str, Any]:
@@ -200,9 +208,8 @@ class Pod:
         if self.leaving:
             return "Terminating"
         for entry in (self.raw.get("status") or {}).get("containerStatuses") or []:
-            waiting = (entry.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason"):
-                return _shorten(waiting["reason"])
+            if why := _why_waiting(entry):
+                return _shorten(why)
         return str((self.raw.get("status") or {}).get("phase") or "Pending")
 
     @property
