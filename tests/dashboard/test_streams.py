@@ -13,6 +13,7 @@ import pytest
 
 from dashboard.conftest import job, pod, visiting
 from dashboard.fake_api import FakeApi
+from elasticjob_operator.dashboard import streams
 from elasticjob_operator.dashboard.server import Dashboard
 
 pytestmark = pytest.mark.timeout(300)
@@ -149,6 +150,24 @@ async def test_logs_of_a_rank_and_of_all(api: FakeApi, viewer: Viewer, shown: tu
     async with viewer.listen("/jobs/default/digits/logs?rank=7") as stream:
         last = (await stream.until_end())[-1]
         assert last["end"] and "the job has ranks 0 to 1" in last["state"]
+
+
+async def test_one_stream_reads_the_logs_of_some_pods(
+    api: FakeApi, viewer: Viewer, shown: tuple[Dashboard, str]
+) -> None:
+    """Each is a connection to the API server, and everybody who looks on has some streams."""
+    count = streams.MOST_PODS + 8
+    api.pods += [pod("digits", number) for number in range(count)]
+    api.logs = {f"digits-worker-{number}": [f"line {number}"] for number in range(count)}
+    api.put(job(replicas=count, conditions=[{"type": "Complete", "status": "True"}]))
+    async with asyncio.timeout(PATIENCE):
+        while (found := shown[0].board.find("default", "digits")) is None or not found.status.finished:
+            await shown[0].board.wait(shown[0].board.version, 1)
+    async with viewer.listen("/jobs/default/digits/logs") as stream:
+        said = await stream.until_end()
+    lines = [line.rpartition(" ")[2] for message in said for line in message.get("lines", ())]
+    assert sorted(lines) == sorted(str(number) for number in range(streams.MOST_PODS))
+    assert said[0]["state"] == f"Reading the first {streams.MOST_PODS} pods."
 
 
 async def test_one_viewer_leaves_places_to_others(shown: tuple[Dashboard, str]) -> None:

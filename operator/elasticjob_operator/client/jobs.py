@@ -276,8 +276,12 @@ class Client:
         follow: bool = False,
         tail: int | None = None,
         window: logs.Window | None = None,
+        most: int | None = None,
     ) -> AsyncGenerator[logs.Line, None]:
-        """The log lines of all ranks, or of the pod that runs one rank. `window`: only what was written then."""
+        """The log lines of all ranks, or of the pod that runs one rank.
+
+        `window`: only what was written then. `most`: of the first so many pods that have a log.
+        """
 
         async def look() -> tuple[Job | None, Pods]:
             try:
@@ -288,7 +292,7 @@ class Client:
                 job = None
             pods = await self.pods(name, namespace)
             if rank is None or job is None:
-                return job, pods
+                return job, pods if most is None else [pod for pod in pods if pod.started][:most]
             return job, rules.choose_pods(job, pods, rank, patient=follow)
 
         first = True

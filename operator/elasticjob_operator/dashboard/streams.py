@@ -25,6 +25,7 @@ _PAUSE: Final = 0.5  # between two messages of a stream
 _BEAT: Final = 10.0  # a stream says something at least as often
 MOST_STREAMS: Final = 64
 MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
+MOST_PODS: Final = 32  # whose logs one stream reads: each is a connection to the API server
 _LOG_TAIL: Final = 1000
 _LOG_WIDTH: Final = 4000
 _LOG_BATCH: Final = 200
@@ -114,7 +115,7 @@ class Streams:
         rank = number(request, "rank", -1)
         follow = not job.status.finished
         reader = self._client.logs(
-            job.name, job.namespace, rank=rank if rank >= 0 else None, follow=follow, tail=_LOG_TAIL
+            job.name, job.namespace, rank=rank if rank >= 0 else None, follow=follow, tail=_LOG_TAIL, most=MOST_PODS
         )
         lines: asyncio.Queue[str] = asyncio.Queue(_LOG_BATCH)
 
@@ -126,7 +127,9 @@ class Streams:
         async with self._stream(request) as response:
             reading = asyncio.create_task(read())
             try:
-                await _send(response, {"state": "Following." if follow else "Reading."})
+                many = rank < 0 and job.status.replicas > MOST_PODS
+                which = f" the first {MOST_PODS} pods" if many else ""
+                await _send(response, {"state": f"Following{which}." if follow else f"Reading{which}."})
                 while not (reading.done() and lines.empty()):
                     found = await _take(lines, reading)
                     if not await _send(response, {"lines": found} if found else None):
