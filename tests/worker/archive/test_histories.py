@@ -1,0 +1,256 @@
+"""Random histories of one archive: agents that lead one after the other, or two at once, in a store that fails.
+
+Whatever happens, what is read back is one save as it was made, and a save that counts as made can be read until there
+are `keep` newer ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from elasticjob.archive import reading
+from elasticjob.archive.layout import ManifestError, Object, Save
+from elasticjob.archive.reading import DamagedError
+from elasticjob.archive.storage import NotThereError, Storage, StoreError
+from elasticjob.archive.writing import Leader, OverError, Sender
+from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.records import File, Record
+from worker.archive.faulty_store import Contents, DiedError, FaultyFiles
+
+URL = "s3://bucket/job"
+
+
+def connect(files: FaultyFiles) -> Storage:
+    storage = Storage(URL)
+    storage._files, storage._used, storage._root = files, {}, "bucket/job"
+    return storage
+
+
+class Pods:
+    """What the pods of the job hold: every chunk that was ever made."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.is_split = False  # each generation goes on from the same by itself
+        self.forgetful: set[int] = set()  # generations that save nothing of what was there before
+        self.chunks: dict[str, bytes] = {}
+        self._last: dict[int, dict[str, bytes]] = {0: {}}  # by generation
+
+    def make_record(self, generation: int, number: int) -> Record:
+        """A directory in which some files are new, some as before, and some as long ago."""
+        files = {} if generation in self.forgetful else dict(self._last.get(generation, self._last[0]))
+        for _ in range(self._rng.randint(1, 3)):
+            size = self._rng.choice([10, 300, 5000])
+            files[f"file-{self._rng.randrange(6)}"] = self._rng.randbytes(size)
+        if self.chunks and self._rng.random() < 0.3:
+            files["back"] = self._rng.choice(list(self.chunks.values()))
+        if len(files) > 3 and self._rng.random() < 0.5:
+            del files[self._rng.choice(sorted(files))]
+        self._last[generation] = files
+        if not self.is_split:
+            self._last[0] = files
+        self.chunks |= {digest_of(data): data for data in files.values()}
+        return Record(
+            generation, number, {path: File(len(data), 0o600, (digest_of(data),)) for path, data in files.items()}
+        )
+
+
+def read_back(storage: Storage, save: Save) -> dict[str, bytes]:
+    chunks: dict[str, bytes] = {}
+    for one in save.objects:
+        chunks |= reading.read_object(storage, one)
+    return {path: b"".join(chunks[digest] for digest in file.chunks) for path, file in save.record.files.items()}
+
+
+def find_whole(contents: Contents, pods: Pods) -> list[tuple[int, int]]:
+    """The orders of all saves that can be restored, newest first. Each is exactly what was saved."""
+    storage = connect(FaultyFiles(contents, random.Random(0)))
+    whole = []
+    for _, save in reading.find_saves(storage):
+        try:
+            found = read_back(storage, save)
+        except DamagedError:
+            continue
+        assert found == {p: b"".join(pods.chunks[d] for d in f.chunks) for p, f in save.record.files.items()}
+        whole.append(save.order)
+    return whole
+
+
+def drive(
+    leader: Leader, sender: Sender, pods: Pods, generation: int, numbers: Sequence[int], made: list[tuple[int, int]]
+) -> None:
+    """An agent that saves these records as `Archive` does, with the same errors in the same places."""
+
+    def send(shares: Mapping[int, Sequence[Object]]) -> None:
+        for objects in shares.values():
+            sender.send(objects, lambda: False, hurry=True)
+
+    for number in numbers:
+        record = pods.make_record(generation, number)
+        for _ in range(8):
+            try:
+                if not leader.has(record.name):
+                    made.append(leader.save(record, number, lambda missing: dict.fromkeys(missing, (0,)), send).order)
+                leader.tidy()
+                break
+            except StoreError:
+                sender.forget()
+            except OverError:
+                return
+
+
+def begin(contents: Contents, pods: Pods, rng: random.Random, generation: int, keep: int, **faults: object):  # type: ignore[no-untyped-def]
+    storage = connect(FaultyFiles(contents, rng, **faults))  # type: ignore[arg-type]
+    leader = Leader(storage, "uid", generation, keep, lambda: "now")
+    return leader, Sender(storage, pods.chunks.get, 1e12)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_process_may_die_between_any_two_requests(seed: int) -> None:
+    rng = random.Random(seed)
+    contents, pods, keep = Contents(), Pods(rng), rng.choice([1, 2, 3])
+    made: list[tuple[int, int]] = []
+    contents.after_delete = lambda: check(contents, pods, made, keep)
+    for generation in range(1, 7):
+        left = [rng.randint(1, 80)]
+
+        def die(left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise DiedError
+
+        faults = {"failing": rng.choice([0.0, 0.1]), "halves": rng.choice([0.0, 0.1]), "before": die}
+        leader, sender = begin(contents, pods, rng, generation, keep, **faults)
+        with contextlib.suppress(DiedError):
+            drive(leader, sender, pods, generation, range(1, 9), made)
+        check(contents, pods, made, keep)
+
+
+def check(contents: Contents, pods: Pods, made: Sequence[tuple[int, int]], keep: int) -> None:
+    """The newest `keep` saves that count as made are whole."""
+    lacking = set(sorted(set(made), reverse=True)[:keep]) - set(find_whole(contents, pods))
+    assert not lacking, f"{lacking} are lost"
+
+
+class Turns:
+    """Lets one of two threads go on at a time: the first for some requests, then the second, and so on."""
+
+    def __init__(self, quotas: Sequence[int]) -> None:
+        self._quotas = list(quotas)
+        self._changed, self._now, self._alive = threading.Condition(), 1, {1, 2}
+
+    def take(self, who: int) -> None:
+        with self._changed:
+            if self._now == who and self._quotas and len(self._alive) == 2:
+                self._quotas[0] -= 1
+                if self._quotas[0] < 0:
+                    del self._quotas[0]
+                    self._now = 3 - who
+                    self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._now == who, 30)
+
+    def end(self, who: int) -> None:
+        with self._changed:
+            self._alive.discard(who)
+            self._now = 3 - who
+            self._changed.notify_all()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_two_agents_may_write_at_once(seed: int) -> None:
+    """One of a world that is over has not noticed. Each request of either may come at any time between the other's."""
+    rng = random.Random(1000 + seed)
+    contents, pods = Contents(), Pods(rng)
+    made: list[tuple[int, int]] = []
+    leader, sender = begin(contents, pods, rng, 0, 1)
+    drive(leader, sender, pods, 0, range(1, 4), made)
+    pods.is_split, pods.forgetful = True, rng.choice([set(), {1}, {1}])
+    contents.after_delete = lambda: check(contents, pods, made, 1)
+    turns = Turns([rng.randint(0, 40), rng.randint(0, 16), rng.randint(0, 30), rng.randint(0, 20), rng.randint(0, 30)])
+    problems = list[BaseException]()
+    forgets, failing = rng.choice([0, 0, 4]), rng.choice([0.0, 0.0, 0.05])
+
+    def run(who: int) -> None:
+        try:
+            turns.take(who)
+            leader, sender = begin(
+                contents, pods, rng, who, 1, forgets=forgets, failing=failing, before=lambda: turns.take(who)
+            )
+            drive(leader, sender, pods, who, range(4, 9), made)
+        except BaseException as error:
+            problems.append(error)
+        finally:
+            turns.end(who)
+
+    threads = [threading.Thread(target=run, args=(who,), daemon=True) for who in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not problems, problems
+    check(contents, pods, made, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_store_that_loses_the_newest_object_costs_one_save(seed: int) -> None:
+    rng = random.Random(2000 + seed)
+    contents, pods, keep = Contents(), Pods(rng), rng.choice([1, 3])
+    leader, sender = begin(contents, pods, rng, 1, keep)
+    made: list[tuple[int, int]] = []
+    for number in range(1, 12):
+        drive(leader, sender, pods, 1, [number], made)
+        assert find_whole(contents, pods)[0] == (1, number), "the next save is whole again"
+        if rng.random() < 0.5:
+            folder = rng.choice(["/saves/", "/objects/"])
+            newest = max((name for name in contents.objects if folder in name), key=contents.since.__getitem__)
+            del contents.objects[newest]
+
+
+def test_what_is_not_kept_goes_and_nothing_else() -> None:
+    rng = random.Random(7)
+    contents, pods = Contents(), Pods(rng)
+    leader, sender = begin(contents, pods, rng, 1, 2)
+    contents.objects["bucket/other/objects/x"] = b"of another job"
+    contents.objects["bucket/job/notes.txt"] = b"of a person"
+    made: list[tuple[int, int]] = []
+    drive(leader, sender, pods, 1, range(1, 30), made)
+    assert find_whole(contents, pods)[:2] == [(1, 29), (1, 28)]
+    assert len(find_whole(contents, pods)) <= 4, "older ones are gone, the last ones with the next save"
+    storage = connect(FaultyFiles(contents, rng))
+    stock = reading.look(storage)
+    named = {one.name for save in stock.saves.values() for one in save.objects}
+    assert len(stock.sizes.keys() - named) <= 12, "objects of the saves that have just gone"
+    assert {"bucket/other/objects/x", "bucket/job/notes.txt"} <= contents.objects.keys()
+
+
+def test_an_unchanged_chunk_is_sent_once() -> None:
+    rng = random.Random(3)
+    contents, pods = Contents(), Pods(rng)
+    leader, sender = begin(contents, pods, rng, 1, 3)
+    drive(leader, sender, pods, 1, range(1, 20), [])
+    leader, sender2 = begin(contents, pods, rng, 2, 3)
+    drive(leader, sender2, pods, 2, range(1, 2), [])
+    fresh = sum(map(len, pods.chunks.values()))
+    assert sender.bytes + sender2.bytes <= 1.3 * fresh, "only what comes back after it was deleted is sent again"
+
+
+@pytest.mark.parametrize("error", [NotThereError, ManifestError])
+def test_a_manifest_that_is_gone_or_damaged_is_no_save(error: type[Exception]) -> None:
+    rng = random.Random(5)
+    contents, pods = Contents(), Pods(rng)
+    leader, sender = begin(contents, pods, rng, 1, 3)
+    drive(leader, sender, pods, 1, [1], [])
+    storage = connect(FaultyFiles(contents, rng))
+    (name,) = storage.list("saves")
+    if error is ManifestError:
+        contents.objects[f"bucket/job/saves/{name}"] = contents.objects[f"bucket/job/saves/{name}"][:-1]
+    else:
+        del contents.objects[f"bucket/job/saves/{name}"]
+    with pytest.raises(error):
+        reading.read_save(storage, name)

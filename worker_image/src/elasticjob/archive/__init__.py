@@ -1,0 +1,6 @@
+"""The last tier: checkpoints of `spec.checkpoints` in a store that outlives all pods of the job.
+
+`layout` and `garbage` decide and do no I/O. `storage` is the thin layer over fsspec, `writing` sends what the pods of a
+world hold and writes the manifests, `reading` finds whole saves and reads them, and `archive` is what an agent has of
+all this. The store is reached through fsspec alone: there is no client of our own here.
+"""

@@ -1,0 +1,116 @@
+"""Finds the saves in an archive, and reads chunks of them. Every byte is checked before anybody gets it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from elasticjob.archive import layout
+from elasticjob.archive.garbage import Doomed, Stock, parse_doomed
+from elasticjob.archive.layout import ManifestError, Object, Place, Save
+from elasticjob.archive.storage import NotThereError, Storage, StoreError
+from elasticjob.peers.chunks import digest_of
+
+logger = logging.getLogger("elasticjob")
+
+_TRIES: Final = 3  # of what arrives damaged or in part
+
+
+class DamagedError(Exception):
+    """A chunk is not in the store any more, or not as it was: the save cannot be used."""
+
+
+def read_save(storage: Storage, name: str) -> Save:
+    """A manifest. Raises NotThereError, ManifestError or StoreError."""
+    problem: ManifestError | None = None
+    for _ in range(_TRIES):
+        try:
+            return layout.parse_save(name, storage.get(f"{layout.SAVES}/{name}"))
+        except ManifestError as error:
+            problem = error
+    assert problem is not None
+    raise problem
+
+
+def look(storage: Storage, known: Mapping[str, Save] | None = None) -> Stock:
+    """What is in the archive. `known`: manifests that were read before, which never change. Raises StoreError."""
+    saves: dict[str, Save] = {}
+    unread = set()
+    for name in storage.list(layout.SAVES):
+        if layout.order_of(name) is None:
+            continue
+        if known and name in known:
+            saves[name] = known[name]
+            continue
+        try:
+            saves[name] = read_save(storage, name)
+        except NotThereError:
+            continue
+        except ManifestError as error:
+            logger.warning("In the archive %s: %s.", storage.url, error)
+            unread.add(name)
+    sizes = {name: size for name, size in storage.list(layout.OBJECTS).items() if layout.parse_name(name) is not None}
+    return Stock({**(known or {}), **saves}, frozenset(saves), frozenset(unread), sizes)
+
+
+def find_saves(storage: Storage, wanted_step: int | None = None, most: int | None = None) -> list[tuple[str, Save]]:
+    """The saves with their names, newest first, at most so many. Raises StoreError.
+
+    `wanted_step`: only those of this step; if there is none, nothing: another step is another state.
+    """
+    found: list[tuple[str, Save]] = []
+    for name in sorted(filter(layout.order_of, storage.list(layout.SAVES)), reverse=True):
+        if len(found) == most:
+            break
+        try:
+            save = read_save(storage, name)
+        except (NotThereError, ManifestError) as error:
+            logger.warning("A save in the archive %s cannot be used: %s.", storage.url, error)
+            continue
+        if wanted_step is None or save.step == wanted_step:
+            found.append((name, save))
+    return found
+
+
+def find_told(storage: Storage) -> tuple[Doomed, list[str]]:
+    """What agents were about to delete, and the names of the objects that say so. Raises StoreError."""
+    told, names = Doomed(), []
+    for name in storage.list(layout.GARBAGE):
+        try:
+            told |= parse_doomed(storage.get(f"{layout.GARBAGE}/{name}"))
+        except NotThereError:
+            continue
+        except (ValueError, TypeError) as error:  # read in part: what it names is unknown, so nothing can be built on
+            raise StoreError(f"{layout.GARBAGE}/{name} in {storage.url} cannot be understood: {error}") from None
+        names.append(name)
+    return told, names
+
+
+def read_object(storage: Storage, one: Object) -> dict[str, bytes]:
+    """All chunks of an object, by digest. Raises DamagedError or StoreError."""
+    for _ in range(_TRIES):
+        try:
+            data = storage.get(f"{layout.OBJECTS}/{one.name}")
+        except NotThereError:
+            break
+        found, start = {}, 0
+        for digest, size in one.chunks:
+            found[digest] = data[start : start + size]
+            start += size
+        if all(digest_of(chunk) == digest for digest, chunk in found.items()):
+            return found
+    raise DamagedError(f"{one.name} is missing or damaged in {storage.url}")
+
+
+def read_chunk(storage: Storage, digest: str, place: Place) -> bytes:
+    """One chunk. Raises DamagedError or StoreError."""
+    size = dict(place.object.chunks)[digest]
+    for _ in range(_TRIES):
+        try:
+            data = storage.get(f"{layout.OBJECTS}/{place.object.name}", place.start, place.start + size)
+        except NotThereError:
+            break
+        if digest_of(data) == digest:
+            return data
+    raise DamagedError(f"{place.object.name} is missing or damaged in {storage.url}")

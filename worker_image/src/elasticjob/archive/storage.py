@@ -1,0 +1,203 @@
+"""The archive of one job in a store, through fsspec. Thin: names in, bytes out, and three kinds of errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+EXTRAS: Final = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}  # package, our extra
+_SECONDS: Final = 60  # without a byte
+_REFUSALS: Final = (
+    *("credential", "forbidden", "access denied", "accessdenied", "unauthorized", "not authorized", "signature"),
+    *("invalidaccesskeyid", "access key", "expiredtoken", "authentication", "authorization", "anonymous caller"),
+)
+
+# The names of the keys of a Secret, as the tools of the clouds call them, and the options of fsspec.
+_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "s3": {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_SESSION_TOKEN": "token",
+        "AWS_ENDPOINT_URL": "endpoint_url",
+        "AWS_REGION": "region_name",
+    },
+    "gs": {"GOOGLE_APPLICATION_CREDENTIALS": "token"},
+    "az": {
+        "AZURE_STORAGE_CONNECTION_STRING": "connection_string",
+        "AZURE_STORAGE_ACCOUNT_NAME": "account_name",
+        "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
+        "AZURE_STORAGE_SAS_TOKEN": "sas_token",
+    },
+}
+
+
+class StoreError(Exception):
+    """The store did not do what it was asked. `reason` is one for the condition `CheckpointArchived`."""
+
+    reason = "StoreUnreachable"
+
+
+class RefusedError(StoreError):
+    """The store refuses: the credentials are missing, wrong or have expired, or give too few rights."""
+
+    reason = "StoreRefused"
+
+
+class ExtraMissingError(StoreError):
+    """The package that speaks to this store is not installed."""
+
+    reason = "ExtraMissing"
+
+
+class NotThereError(Exception):
+    """There is nothing of this name."""
+
+
+def protocol_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def read_credentials(protocol: str, folder: Path | None) -> dict[str, Any]:
+    """The options of fsspec in a mounted Secret: each file is a key. Empty without one: the pod's own identity counts.
+
+    Raises RefusedError for a Secret without a key that belongs to this store.
+    """
+    if folder is None:
+        return {}
+    known, found = _KEYS.get(protocol, {}), {}
+    for key, option in known.items():
+        path = folder / key
+        with contextlib.suppress(OSError):
+            text = path.read_text().strip()
+            found[option] = str(path) if protocol == "gs" else text
+    if not found:
+        wanted = ", ".join(known) or "none: a file:// store needs no Secret"
+        raise RefusedError(
+            f"the Secret of checkpoints.archive.credentialsSecret is missing, or has no key of this store ({wanted})"
+        )
+    region = found.pop("region_name", None)
+    return found if region is None else {**found, "client_kwargs": {"region_name": region}}
+
+
+class Storage:
+    """The folder of one job. For one thread."""
+
+    def __init__(self, url: str, credentials: Path | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._protocol = protocol_of(url)
+        self._credentials = credentials
+        self._used: dict[str, Any] | None = None
+        self._files: Any = None
+        self._root = ""
+
+    def open(self) -> None:
+        """Connect, with the credentials as they are now: they may have been changed. Raises StoreError."""
+        options = read_credentials(self._protocol, self._credentials)
+        if self._files is not None and options == self._used:
+            return
+        try:
+            import fsspec
+
+            self._files = fsspec.filesystem(self._protocol, **options, **_settings(self._protocol))
+        except ImportError as error:
+            package, extra = EXTRAS.get(self._protocol, ("fsspec", "archive"))
+            raise ExtraMissingError(
+                f"checkpoints.archive needs {package} in the image of the trainer: pip install 'elasticjob[{extra}]'"
+                f" ({error})"
+            ) from None
+        except Exception as error:
+            raise _translate(error, self.url) from error
+        self._used = options
+        self._root = str(self._files._strip_protocol(self.url)).rstrip("/")
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all. Raises StoreError."""
+        files, path = self._need(), f"{self._root}/{name}"
+        try:
+            if self._protocol == "file":
+                _put_file(files, self._root, path, data)
+            else:
+                files.pipe_file(path, data)
+        except Exception as error:
+            raise _translate(error, self.url) from error
+
+    def get(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes of an object, or a part of them. Raises NotThereError or StoreError."""
+        files = self._need()
+        try:
+            return bytes(files.cat_file(f"{self._root}/{name}", start=start, end=end))
+        except FileNotFoundError:
+            raise NotThereError(name) from None
+        except Exception as error:
+            raise _translate(error, self.url) from error
+
+    def list(self, folder: str) -> dict[str, int]:
+        """The names in this folder, with their sizes. Raises StoreError."""
+        files = self._need()
+        try:
+            files.invalidate_cache()
+            found = files.ls(f"{self._root}/{folder}", detail=True)
+        except FileNotFoundError:
+            return {}
+        except Exception as error:
+            raise _translate(error, self.url) from error
+        return {
+            str(one["name"]).rstrip("/").rpartition("/")[2]: int(one["size"] or 0)
+            for one in found
+            if one["type"] == "file"
+        }
+
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is gone already is fine. Raises StoreError."""
+        files = self._need()
+        try:
+            files.rm_file(f"{self._root}/{name}")
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            raise _translate(error, self.url) from error
+
+    def _need(self) -> Any:
+        self.open()
+        return self._files
+
+
+def _settings(protocol: str) -> dict[str, Any]:
+    """What makes a store answer with what is there now, and within a time."""
+    if protocol == "file":
+        return {"auto_mkdir": True}
+    common: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if protocol == "s3":
+        return {**common, "config_kwargs": {"connect_timeout": 10, "read_timeout": _SECONDS}}
+    return common
+
+
+def _put_file(files: Any, root: str, path: str, data: bytes) -> None:
+    """A directory shows a file while it is written, so it gets its name afterwards."""
+    part = f"{root}/parts/{uuid.uuid4().hex}"
+    try:
+        with files.open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        files.mv(part, path)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            files.rm_file(part)
+        raise
+
+
+def _translate(error: Exception, url: str) -> StoreError:
+    if isinstance(error, StoreError):
+        return error
+    text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    if isinstance(error, PermissionError) or any(word in text.lower() for word in _REFUSALS):
+        return RefusedError(
+            f"the store refuses {url}: {text}. Check checkpoints.archive.credentialsSecret, or the rights of the pod's"
+            " identity: it lists, reads, writes and deletes below this path"
+        )
+    return StoreError(f"the store does not answer for {url}: {text}")
