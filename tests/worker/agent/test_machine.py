@@ -633,3 +633,25 @@ def test_a_member_that_restores_says_so_until_its_workers_run() -> None:
     assert state.published.checkpoint == wire.Checkpoint(8, 2)
     state, actions = play(state, events.Kept(wire.Checkpoint(8, 2)))
     assert not actions, "nothing is new"
+
+
+@pytest.mark.parametrize(
+    ("directive", "leave_at", "size", "seconds"),
+    [
+        pytest.param(None, None, 2, 0.0, id="nothing ends"),
+        pytest.param(wire.Regroup(3, "scale-up", True, 20.0), None, 2, 0.0, id="the world changes"),
+        pytest.param(wire.Stop("suspended", True, True, 20.0), None, 2, 20.0, id="all pods are stopped"),
+        pytest.param(wire.Stop("completed"), None, 2, 0.0, id="there is nothing to save"),
+        pytest.param(wire.Regroup(3, "pod-leaving", True, 20.0), NOW + 10.0, 2, 0.0, id="one of two pods goes"),
+        pytest.param(wire.Regroup(3, "pod-leaving", True, 20.0), NOW + 10.0, 1, 15.0, id="the only pod goes"),
+        pytest.param(wire.Stop("the job is gone", True, True, 30.0), NOW + 10.0, 2, 15.0, id="the job is deleted"),
+        pytest.param(wire.Stop("the job is gone", True, True, 30.0), NOW - 20.0, 2, 0.0, id="its time is up"),
+    ],
+)
+def test_how_long_the_last_checkpoint_may_take_to_the_archive(
+    directive: wire.Directive | None, leave_at: float | None, size: int, seconds: float
+) -> None:
+    world = wire.World(3, 0, (1,) * size, STORE)
+    state = make_state(Stage.STOPPED, leave_at=leave_at, world=world)
+    state = replace(state, hub=HubView(directive=directive))
+    assert rules.find_time_to_archive(state, NOW) == seconds

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from elasticjob import env
+from elasticjob.archive.archive import Archive
 from elasticjob.peers import directory, keeper
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.entering import Place
 from elasticjob.peers.keeper import Keeper
+from elasticjob.protocol import wire
 
 PATIENCE = 60.0
 
@@ -44,11 +47,22 @@ class FakeStore:
 class FakePod:
     """One pod, with its agent's keeper."""
 
-    def __init__(self, folder: Path, node: str, *, key: str = "secret", limit: int | None = None, replicas: int = 1):
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        *,
+        key: str = "secret",
+        limit: int | None = None,
+        replicas: int = 1,
+        archive: env.Archive | None = None,
+    ) -> None:
         self.path = folder / "files"
         self.workers = Workers.RUN
         self.pids: list[int] = []
         self.kept: list[tuple[int, int]] = []
+        self.step: int | None = None
+        self.archive = wire.Archive()
         settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, node, 1e9)
         self.keeper = Keeper(
             settings,
@@ -56,7 +70,12 @@ class FakePod:
             lambda: key,
             lambda: (self.workers, list(self.pids)),
             lambda number, copies: self.kept.append((number, copies)),
+            None if archive is None else partial(Archive, archive, tell=self._note, on_saved=lambda: None),
+            lambda: self.step,
         )
+
+    def _note(self, told: wire.Archive) -> None:
+        self.archive = told
 
     @property
     def chunks(self) -> list[Path]:

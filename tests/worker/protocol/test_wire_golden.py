@@ -47,7 +47,19 @@ STATE = wire.AgentState(
     blocked=True,
     quiet=6,
     beside=5,
-    checkpoint=wire.Checkpoint(number=4, copies=2, restoring=True),
+    checkpoint=wire.Checkpoint(
+        number=4,
+        copies=2,
+        restoring=True,
+        archive=wire.Archive(
+            (
+                wire.Archived(1200, "2026-11-27T22:00:00Z", 1 << 30, 12),
+                wire.Archived(None, "2026-11-27T21:50:00Z", 5, 1),
+            ),
+            "StoreUnreachable",
+            "the store does not answer",
+        ),
+    ),
     preflight=Preflight(
         port=30100,
         links=(Link("uid-2", 0.0002, 4e8, -0.5), Link("uid-3", problem="no connection to 10.0.0.5: timed out")),

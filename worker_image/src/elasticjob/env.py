@@ -36,6 +36,12 @@ CHECKPOINTS: Final = "ELASTICJOB_CHECKPOINTS"  # the directory whose files other
 CHECKPOINT_COPIES: Final = "ELASTICJOB_CHECKPOINT_COPIES"  # the folder for copies of other pods' files
 CHECKPOINT_REPLICAS: Final = "ELASTICJOB_CHECKPOINT_REPLICAS"
 CHECKPOINT_BYTES: Final = "ELASTICJOB_CHECKPOINT_BYTES"  # the limit of both together
+ARCHIVE: Final = "ELASTICJOB_ARCHIVE"  # the URL of this job's folder in a store that outlives all pods
+ARCHIVE_SECONDS: Final = "ELASTICJOB_ARCHIVE_EVERY_SECONDS"
+ARCHIVE_KEEP: Final = "ELASTICJOB_ARCHIVE_KEEP"
+ARCHIVE_CREDENTIALS: Final = "ELASTICJOB_ARCHIVE_CREDENTIALS"  # the folder of a mounted Secret
+ARCHIVE_FROM: Final = "ELASTICJOB_ARCHIVE_FROM"  # the URL of another job's folder, to begin from
+ARCHIVE_FROM_STEP: Final = "ELASTICJOB_ARCHIVE_FROM_STEP"
 CHECKPOINT_RATE: Final = "ELASTICJOB_CHECKPOINT_MIB_PER_SECOND"  # optional, set by the author of the job
 
 # Set by the agent for its workers.
@@ -70,6 +76,19 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True)
+class Archive:
+    """The store that outlives all pods (`spec.checkpoints.archive`)."""
+
+    url: str
+    job: str = ""  # UID
+    every_seconds: float = 600.0
+    keep: int = 3
+    credentials: Path | None = None
+    origin: tuple[str, int | None] | None = None  # URL and step of another job's save
+    bytes_per_second: float = 100.0 * 2**20
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """A checkpoint directory that survives without a volume (`spec.checkpoints`)."""
 
@@ -79,6 +98,7 @@ class Checkpoints:
     limit_bytes: int | None = None  # of both folders together
     node: str = ""
     bytes_per_second: float = 100.0 * 2**20  # for copies while the script trains
+    archive: Archive | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +180,7 @@ def _checkpoints(environ: Mapping[str, str]) -> Checkpoints | None:
     path = environ.get(CHECKPOINTS, "").strip()
     if not path:
         return None
-    mebibytes = _number(environ, CHECKPOINT_RATE, 100.0, "MiB a second")
+    rate = max(_number(environ, CHECKPOINT_RATE, 100.0, "MiB a second"), 0.001) * 2**20
     limit = _number(environ, CHECKPOINT_BYTES, 0.0, "bytes")
     return Checkpoints(
         path=Path(path),
@@ -168,7 +188,25 @@ def _checkpoints(environ: Mapping[str, str]) -> Checkpoints | None:
         replicas=int(_number(environ, CHECKPOINT_REPLICAS, 1.0, "pods")),
         limit_bytes=int(limit) or None,
         node=environ.get(NODE_NAME, ""),
-        bytes_per_second=max(mebibytes, 0.001) * 2**20,
+        bytes_per_second=rate,
+        archive=_archive(environ, rate),
+    )
+
+
+def _archive(environ: Mapping[str, str], rate: float) -> Archive | None:
+    url = environ.get(ARCHIVE, "").strip()
+    if not url:
+        return None
+    credentials, origin = environ.get(ARCHIVE_CREDENTIALS, ""), environ.get(ARCHIVE_FROM, "").strip()
+    step = _number(environ, ARCHIVE_FROM_STEP, -1.0, "steps")
+    return Archive(
+        url=url,
+        job=environ.get(UID, ""),
+        every_seconds=_number(environ, ARCHIVE_SECONDS, 600.0),
+        keep=max(1, int(_number(environ, ARCHIVE_KEEP, 3.0, "saves"))),
+        credentials=Path(credentials) if credentials else None,
+        origin=(origin, int(step) if step >= 0 else None) if origin else None,
+        bytes_per_second=rate,
     )
 
 

@@ -62,7 +62,15 @@ class Executor:
         self._thread = threads.Thread(self._run, name="elasticjob-agent")
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
         self.workers = LocalWorkers(self.hub, settings.hang_timeout, self.find_place, self._on_message)
-        self._stores = stores.Stores(settings, self._look, self.post, self.finish, self._look_at_workers)
+        self._stores = stores.Stores(
+            settings,
+            self._look,
+            self.post,
+            self.finish,
+            self._look_at_workers,
+            self.workers.find_step,
+            lambda: self.workers.saves.note_archived(time.monotonic()),
+        )
 
     # For torch's loop, in the main thread.
 
@@ -137,6 +145,8 @@ class Executor:
 
     def end(self, phase: str, failure: wire.Failure | None = None) -> None:
         """Publish the final phase, give the hub a moment to receive and answer it, and disconnect."""
+        if phase == wire.SUCCEEDED:
+            self._stores.archive()
         if self._thread.is_alive():
             self.publish_end(phase, failure)
             patience = _SETTLE if self.state.hub.connected else 1.0

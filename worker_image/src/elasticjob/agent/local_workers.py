@@ -146,6 +146,11 @@ class LocalWorkers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
+    def find_step(self) -> int | None:
+        """The last step that the script of this pod has reported; None if it has reported none."""
+        with self._lock:
+            return self._watch.step
+
     # Checkpoints.
 
     def save(self, on_saved: Callable[[], None]) -> None:

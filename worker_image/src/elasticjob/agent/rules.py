@@ -51,6 +51,19 @@ def find_grace(state: State, now: float) -> float:
     return max(0.0, left - now - 1.0)
 
 
+def find_time_to_archive(state: State, now: float) -> float:
+    """Seconds until what was saved last has to be in the archive, because no pod of the world stays; 0: pods stay.
+
+    A pod that is terminated alone leaves copies with the others. What the hub stops, it stops in all pods.
+    """
+    directive = state.hub.directive
+    is_last = state.world is not None and len(state.world.nprocs) == 1
+    if state.leave_at is not None:
+        left = state.leave_at + state.grace_seconds - directives.leave_after(state.grace_seconds) - now
+        return max(0.0, left) if is_last or isinstance(directive, wire.Stop) else 0.0
+    return directive.grace_seconds if isinstance(directive, wire.Stop) and directive.checkpoint else 0.0
+
+
 def find_end(state: State) -> events.Exit | None:
     """The exit to take if there will be no further world for this pod; None otherwise."""
     if state.hub.fatal is not None:

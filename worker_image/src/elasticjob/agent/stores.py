@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from elasticjob.agent import events, rules
 from elasticjob.agent.state import State
+from elasticjob.archive.archive import Archive
 from elasticjob.env import Settings, SettingsError
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.entering import Place
@@ -22,6 +27,7 @@ logger = logging.getLogger("elasticjob")
 
 _STORE_PATIENCE = 30.0
 _FLUSH_SECONDS = 10.0  # for copies of what the scripts have saved at the end of a world
+_LAST_FLUSH_SECONDS, _LAST_ARCHIVE_SECONDS = 5.0, 15.0  # of the job: the operator lets its pods end by themselves
 
 
 class Stores:
@@ -34,6 +40,8 @@ class Stores:
         post: Callable[[events.Event], None],
         finish: Callable[[Callable[[], bool], float], None],
         look_at_workers: Callable[[], tuple[Workers, list[int]]],
+        find_step: Callable[[], int | None] = lambda: None,
+        on_archived: Callable[[], None] = lambda: None,
     ) -> None:
         """`look` returns the machine's present state. Raises SettingsError if the directory cannot be used."""
         self._address = settings.pod_ip
@@ -44,10 +52,21 @@ class Stores:
         # By generation: a connection may complete after its world is over.
         self._stores: dict[int, store.GenerationStore] = {}
         self._keeper: Keeper | None = None
+        self._kept = wire.Checkpoint()  # what was told last
+        self._kept_lock = threading.Lock()
         if settings.checkpoints is not None:
+            archive = settings.checkpoints.archive
+            if archive is not None:
+                self._kept = replace(self._kept, archive=wire.Archive())
             try:
                 self._keeper = Keeper(
-                    settings.checkpoints, self._address, lambda: self._look().peer_key, look_at_workers, self._on_kept
+                    settings.checkpoints,
+                    self._address,
+                    lambda: self._look().peer_key,
+                    look_at_workers,
+                    self._on_kept,
+                    None if archive is None else partial(Archive, archive, tell=self._on_archive, on_saved=on_archived),
+                    find_step,
                 )
             except OSError as error:
                 remedy = "Run the container as a user who may write there."
@@ -73,9 +92,14 @@ class Stores:
         return self._stores[generation]
 
     def flush(self) -> None:
-        """Before the agent leaves its world: have copied what the scripts have saved last."""
+        """Before the agent leaves its world: have copied what the scripts have saved last; and archived if all go."""
         if self._keeper is not None:
-            self._keeper.flush(_FLUSH_SECONDS)
+            self._keeper.flush(_FLUSH_SECONDS, rules.find_time_to_archive(self._look(), time.monotonic()))
+
+    def archive(self) -> None:
+        """After the success of the job: have archived what the scripts have saved last."""
+        if self._keeper is not None and self._keeper.has_last_tier:
+            self._keeper.flush(_LAST_FLUSH_SECONDS, _LAST_ARCHIVE_SECONDS)
 
     def close_all(self) -> None:
         """Close the stores, which releases everything that blocks in them."""
@@ -110,8 +134,7 @@ class Stores:
         if self._keeper is None:
             return True
         state = self._look()
-        before = state.published.checkpoint or wire.Checkpoint()
-        self._post(events.Kept(before))  # the hub then waits for as long as it takes
+        self._tell()  # the hub then waits for as long as it takes
         place = Place(world.generation, world.rank, len(world.nprocs), touches=not state.keeps_memory)
         try:
             return self._keeper.enter(inner, place, missed)
@@ -124,4 +147,12 @@ class Stores:
         self._post(events.Entered(world.generation))
 
     def _on_kept(self, number: int, copies: int) -> None:
-        self._post(events.Kept(wire.Checkpoint(number, copies)))
+        self._tell(number=number, copies=copies)
+
+    def _on_archive(self, archive: wire.Archive) -> None:
+        self._tell(archive=archive)
+
+    def _tell(self, **changes: Any) -> None:
+        with self._kept_lock:
+            self._kept = replace(self._kept, **changes)
+            self._post(events.Kept(self._kept))

@@ -28,6 +28,7 @@ from elasticjob.peers.choice import Holding, Peer
 from elasticjob.peers.chunks import FullError, digest_of
 from elasticjob.peers.copying import Peers
 from elasticjob.peers.directory import Directory
+from elasticjob.peers.last_tier import LastTier, Saved, Source
 from elasticjob.peers.records import Record, Report
 from elasticjob.peers.transport import PeerError
 
@@ -74,9 +75,11 @@ class Joined:
     holdings: Sequence[Holding]
     report: Report
     last: tuple[int, int]  # generation and size of the last world that it was in
+    has_last_tier: bool = False
 
     def dump(self) -> bytes:
-        said = {"holdings": [one.dump() for one in self.holdings], "last": self.last}
+        holdings = [one.dump() for one in self.holdings]
+        said = {"holdings": holdings, "last": self.last, "archive": self.has_last_tier}
         return json.dumps(said).encode()[:-1] + b', "report": ' + self.report.dump() + b"}"
 
 
@@ -85,7 +88,7 @@ def parse_joined(body: bytes) -> Joined:
     said = json.loads(body)
     generation, size = map(int, said["last"])
     holdings = [choice.parse_holding(one) for one in said["holdings"]]
-    return Joined(holdings, records.read_report(said["report"]), (generation, size))
+    return Joined(holdings, records.read_report(said["report"]), (generation, size), said.get("archive") is True)
 
 
 class Gathering:
@@ -129,8 +132,11 @@ class Entry:
         where: tuple[str, int, str],
         gathering: Gathering,
         interrupted: Callable[[], bool],
+        last_tier: LastTier | None = None,
     ) -> None:
         """`where`: address, port and node of this agent."""
+        self._last_tier = last_tier
+        self._saves: dict[str, Saved] = {}  # at rank 0: what is in the last tier, by the names of the records
         self._directory = directory
         self._store = store
         self._place = place
@@ -161,7 +167,7 @@ class Entry:
     def _agree(self, peers: Peers, report: Report, last: tuple[int, int], where: tuple[Peer, ...]) -> Found:
         rank, size = self._place.rank, self._place.size
         holdings = [self._directory.find_holding(record) for record in self._records.values()]
-        joined = Joined(holdings, report, last)
+        joined = Joined(holdings, report, last, self._last_tier is not None)
         if rank == 0:
             self._gathering.add(0, joined)
             chosen = self._gather(peers)
@@ -175,7 +181,10 @@ class Entry:
                 self._set(f"plan/{attempt}", self._plan(chosen, failed))
             plan = self._get([f"plan/{attempt}"])[0]
             held = {int(one): [choice.parse_holding(item) for item in items] for one, items in plan["holdings"].items()}
-            record = self._restore(peers, str(plan["name"]), held)
+            source = self._open_source(plan)
+            if "archive" in plan:
+                self._read_share(source, attempt)
+            record = self._restore(peers, str(plan["name"]), held, source)
             self._set(f"done/{attempt}/{rank}", record is not None or not plan["name"])
             if rank == 0:
                 done = self._get([f"done/{attempt}/{one}" for one in range(size)])
@@ -197,7 +206,17 @@ class Entry:
         reports = {rank: said.report for rank, said in joined.items()}
         all_there = choice.are_all_there([said.last for said in joined.values()])
         files, shared = records.combine(before, [reports[rank] for rank in sorted(reports)], all_there=all_there)
-        if not files or (before is not None and files == before.files):
+        is_new = bool(files) and (before is None or files != before.files)
+        is_needed = newest is None and not is_new
+        self._saves = self._find_saves(is_needed=is_needed, all_there=all_there)
+        if self._saves and not all(said.has_last_tier for said in joined.values()):
+            if is_needed:
+                raise PeerError(
+                    "some pods cannot begin from checkpoints.archive: they were made before it was set, or have an"
+                    " older runtime. Suspend and resume the job"
+                )
+            self._saves = {}
+        if not is_new:
             return holdings
         fresh = Record(self._place.generation, 1 if before is None else before.number + 1, files, shared)
         try:
@@ -208,8 +227,20 @@ class Entry:
         self._records[fresh.name] = fresh
         return choice.add_fresh(holdings, before, fresh, reports)
 
+    def _find_saves(self, *, is_needed: bool, all_there: bool) -> dict[str, Saved]:
+        """What the last tier has, if the pods have nothing whole, or a lost one may have had something newer."""
+        if self._last_tier is None or (all_there and not is_needed):
+            return {}
+        found = self._last_tier.find(self._place.generation, self._pause, is_needed=is_needed)
+        return {one.record.name: one for one in reversed(found)}
+
     def _plan(self, holdings: Mapping[int, Sequence[Holding]], failed: frozenset[str]) -> dict[str, Any]:
+        """What to restore: of the same record, the pods' copies are preferred to the last tier's."""
         chosen = choice.choose_record(holdings, failed)
+        saved = choice.choose_saved([one.record for one in self._saves.values()], chosen, failed)
+        if saved is not None:
+            found = self._saves[saved.name]
+            return {"name": saved.name, "holdings": {}, "archive": {"url": found.url, "save": found.name}}
         if chosen is None:
             return {"name": "", "holdings": {}}
         held = {rank: [one.dump() for one in held if one.name == chosen.name] for rank, held in holdings.items()}
@@ -243,12 +274,42 @@ class Entry:
             self._records[name] = records.parse_record(data)
         return self._records[name]
 
-    def _restore(self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]]) -> Record | None:
+    def _open_source(self, plan: Mapping[str, Any]) -> Source | None:
+        """The save of the last tier that rank 0 has chosen; None if it has chosen the pods' copies, or it is lost."""
+        said = plan.get("archive")
+        if self._last_tier is None or not isinstance(said, dict):
+            return None
+        place = (self._place.generation, self._place.rank, self._place.size)
+        source = self._last_tier.open(said, place, self._pause)
+        return source if source is not None and source.record.name == plan["name"] else None
+
+    def _read_share(self, source: Source | None, attempt: int) -> None:
+        """Get this pod's share from the last tier, and wait until all pods have theirs: each serves the others."""
+        place = self._place
+        try:
+            for chunks in source.read_share(self._pause) if source is not None else ():
+                for digest, data in chunks.items():
+                    self._directory.chunks.put(digest, data)
+        except (FullError, PeerError) as error:  # whoever needs the rest reads it from the store
+            logger.debug("could not get all of this pod's share: %s", error)
+        self._set(f"share/{attempt}/{place.rank}", True)
+        if place.rank == 0:
+            self._get([f"share/{attempt}/{one}" for one in range(place.size)])
+            self._set(f"shares/{attempt}", True)
+        self._get([f"shares/{attempt}"])
+
+    def _restore(
+        self, peers: Peers, name: str, holdings: Mapping[int, Sequence[Holding]], source: Source | None
+    ) -> Record | None:
         """Make the directory contain this record. None if a part of it is nowhere undamaged, or there is none.
 
-        Raises OSError if this pod cannot write it: that is nothing against the record.
+        `source`: the save of the last tier that has it. Raises OSError if this pod cannot write it: that is nothing
+        against the record.
         """
-        record = self._find_record(peers, name, sorted({0, *holdings})) if name else None
+        if source is not None:
+            record: Record | None = source.record
+        else:
+            record = self._find_record(peers, name, sorted({0, *holdings})) if name else None
         if name and record is None:
             return None
         files = {} if record is None else record.files
@@ -261,6 +322,8 @@ class Entry:
             if self._interrupted():
                 raise InterruptedEntryError
             data = self._directory.read_chunk(digest)
+            if data is None and source is not None:
+                return self._fetch_saved(peers, digest, source)
             if data is None:
                 ranks = choice.find_holders(homes[digest], masks, self._place.rank)
                 data = peers.fetch("get", ranks, lambda data: digest_of(data) == digest, self._pause, digest=digest)
@@ -280,6 +343,18 @@ class Entry:
             except FullError:
                 logger.warning("There is no room to record the checkpoint %s in this pod.", name)
         return record
+
+    def _fetch_saved(self, peers: Peers, digest: str, source: Source) -> bytes:
+        """A chunk of the last tier, from the pod that has read it if that has it."""
+        owner = source.find_owner(digest)
+        if owner != self._place.rank:
+            try:
+                _, data = peers.call(owner, "get", digest=digest)
+                if digest_of(data) == digest:
+                    return data
+            except (PeerError, OSError) as error:
+                logger.debug("rank %d does not hand out a chunk: %s", owner, error)
+        return source.read(digest, self._pause)
 
     # The store.
 

@@ -11,15 +11,18 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob import env
 from elasticjob.peers import entering, records
+from elasticjob.peers.choice import Peer
 from elasticjob.peers.chunks import ChunkStore, FullError, digest_of
 from elasticjob.peers.copying import ChangedError, Peers
 from elasticjob.peers.directory import Directory, View, Workers
+from elasticjob.peers.last_tier import LastTier, Members
 from elasticjob.peers.lead import SPREAD_SECONDS, Lead
 from elasticjob.peers.records import Files, Record, Report
 from elasticjob.peers.transport import PeerError, Server
@@ -32,6 +35,7 @@ _REPORT_SECONDS = 1.0  # between two reports that say the same ...
 _REPORTS_PER_SECOND = 200  # ... and longer in a large world: so many does rank 0 get
 _FLUSH_HURRY = 5.0  # so much shorter at the end of a world
 _SILENCE_SECONDS = 60.0  # after which a rank without a report is named
+_MOST_STEPS = 4096  # of the script, with the times at which they were reported
 
 
 @dataclass
@@ -72,8 +76,13 @@ class Keeper:
         key: Callable[[], str],
         look_at_workers: Callable[[], tuple[Workers, list[int]]],
         on_kept: Callable[[int, int], None],
+        open_last_tier: Callable[[Callable[[str], bytes | None]], LastTier] | None = None,
+        find_step: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`on_kept` gets, at rank 0, the number of the last record, and how many other pods hold it. Raises OSError."""
+        """`on_kept` gets, at rank 0, the number of the last record, and how many other pods hold it. Raises OSError.
+
+        `open_last_tier` gets what reads a chunk of this pod; `find_step` returns the last step that was reported.
+        """
         self._settings = settings
         self._address = address
         self._key = key
@@ -92,12 +101,18 @@ class Keeper:
         self._full_until = 0.0  # there is no room for own copies
         self._is_cut_off = False  # rank 0 could not be reached
         self._left_out: frozenset[str] = frozenset()  # at the last look: entries that will never be copied
+        self._find_step = find_step
+        self._steps: deque[tuple[int, int]] = deque(maxlen=_MOST_STEPS)  # by the clock of the files
+        self._last_tier = None if open_last_tier is None else open_last_tier(self.directory.read_chunk)
+        self._archived = ""  # at other ranks: the name of the record that was archived last, as rank 0 says
         self._server = Server(address, key, self._handle)
         threading.Thread(target=self._run, name="elasticjob-keeper", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
         self._leave()
+        if self._last_tier is not None:
+            self._last_tier.close()
         self._server.close()
 
     def enter(self, store: entering.Store, place: entering.Place, interrupted: Callable[[], bool]) -> bool:
@@ -111,7 +126,9 @@ class Keeper:
             with self._lock:
                 self._gathering = entering.Gathering(place.generation)
             where = (self._address, self._server.port, self._settings.node)
-            entry = entering.Entry(self.directory, store, place, self._key, where, self._gathering, interrupted)
+            entry = entering.Entry(
+                self.directory, store, place, self._key, where, self._gathering, interrupted, self._last_tier
+            )
             found = entry.run(report, self._last)
             if found is None:
                 return False
@@ -122,12 +139,57 @@ class Keeper:
                 lead = Lead(place.generation, place.size, self._settings.replicas, spread) if place.rank == 0 else None
                 spare = min(self._settings.replicas, place.size - 1)
                 self._world = _World(place.generation, peers, lead, spare)
+            if self._last_tier is not None:
+                self._archived = ""
+                self._last_tier.enter(self._introduce(place, found.peers))
             if place.rank == 0:
                 self._on_kept(*((0, 0) if self.record is None else (self.record.number, place.size - 1)))
         return True
 
-    def flush(self, seconds: float) -> None:
-        """Before the agent leaves a world: wait until what the scripts have saved last is recorded."""
+    def _introduce(self, place: entering.Place, peers: tuple[Peer, ...]) -> Members:
+        """The world, for the thread of the last tier, which has connections of its own."""
+        connections = Peers(place.rank, peers, self._key, self._settings.bytes_per_second)
+
+        def find_writers(record: Record) -> Mapping[str, Sequence[int]]:
+            with self._lock:
+                world = self._world
+                return {} if world is None or world.lead is None else world.lead.find_writers(record)
+
+        return Members(
+            place.generation,
+            place.rank,
+            place.size,
+            connections.call,
+            find_writers,
+            connections.shut,
+            connections.close,
+        )
+
+    @property
+    def has_last_tier(self) -> bool:
+        return self._last_tier is not None
+
+    def flush(self, seconds: float, archive_seconds: float = 0.0) -> None:
+        """Before the agent leaves a world: wait until what the scripts have saved last is recorded.
+
+        `archive_seconds`: so long until it is archived, too, where no pod of this world stays.
+        """
+        self._flush(seconds)
+        if self._last_tier is None or archive_seconds <= 0:
+            return
+        world = self._world
+        if world is not None and world.lead is not None and self.record is not None:
+            self._last_tier.await_saved(self.record, self._step_of(self.record), archive_seconds)
+            self._turn()
+        deadline = time.monotonic() + archive_seconds
+        self._is_cut_off = False
+        while world is not None and world.lead is None and time.monotonic() < deadline:
+            self._turn()
+            if self._is_cut_off or (self.record is not None and self._archived == self.record.name):
+                return
+            time.sleep(_LOOK_SECONDS / 3)
+
+    def _flush(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         self._is_cut_off = False
         with self._lock:
@@ -152,6 +214,8 @@ class Keeper:
     def _leave(self) -> None:
         with self._lock:
             world, self._world = self._world, None
+        if self._last_tier is not None:
+            self._last_tier.leave()
         if world is not None:
             world.peers.shut()
             with self._turning:
@@ -181,6 +245,7 @@ class Keeper:
             if world is None:
                 return None
             known = world.round
+            self._note_step()
             view = self._look()
             try:
                 copies = self._copy(world, view.written)
@@ -240,6 +305,7 @@ class Keeper:
             try:
                 header, body = world.peers.tell(0, "report", report.dump(), **place, known=name, round=known)
                 world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
+                self._archived = str(header.get("archived", ""))
                 if body:
                     self._save(records.parse_record(body))
             except (PeerError, OSError, records.RecordError) as error:
@@ -270,6 +336,18 @@ class Keeper:
                 kept = lead.find_kept(time.monotonic(), self.record)
             if kept is not None:
                 self._on_kept(*kept)
+                if self._last_tier is not None and kept[0] == self.record.number:
+                    self._last_tier.offer(self.record, self._step_of(self.record))
+
+    def _note_step(self) -> None:
+        step = self._find_step()
+        if step is not None and (not self._steps or self._steps[-1][1] != step):
+            self._steps.append((time.time_ns(), step))
+
+    def _step_of(self, record: Record) -> int | None:
+        """The last step that was reported when the newest file of a record was written."""
+        newest = max((file.mtime_ns for file in record.files.values()), default=0)
+        return next((step for time_ns, step in reversed(self._steps) if time_ns <= newest), None)
 
     def _save(self, record: Record) -> None:
         try:
@@ -297,6 +375,8 @@ class Keeper:
                 with self._lock:
                     gathering = self._gathering
                 return gathering.join(header, body), b""
+            case "archive" if self._last_tier is not None:
+                return self._last_tier.take(header, body), b""
             case "report":
                 return self._take_report(header, records.parse_report(body))
             case op:
@@ -326,7 +406,9 @@ class Keeper:
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}, b""
             world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")))
-            answer = {"round": world.lead.round, "urgent": world.lead.is_proposing()}
+            answer: dict[str, Any] = {"round": world.lead.round, "urgent": world.lead.is_proposing()}
+            if self._last_tier is not None:
+                answer["archived"] = self._last_tier.saved_name
         record = self.record
         is_new = record is not None and record.name != header.get("known")
         return answer, record.dump() if record is not None and is_new else b""

@@ -81,6 +81,16 @@ class Lead:
         """The ranks that have not reported in this world: there is no record without them."""
         return [rank for rank in range(self.size) if rank not in self._reports]
 
+    def find_writers(self, record: Record) -> dict[str, list[int]]:
+        """The ranks that have written files with these chunks of a record, in order."""
+        found: dict[str, list[int]] = {}
+        for rank in sorted(self._reports):
+            for path, file in self._reports[rank].files.items():
+                if record.files.get(path) == file:
+                    for digest in set(file.chunks):
+                        found.setdefault(digest, []).append(rank)
+        return {digest: sorted(set(ranks)) for digest, ranks in found.items()}
+
     def is_known(self, record: Record) -> bool:
         """Whether as many other pods as there should be have this record."""
         return sum(name == record.name for name in self._known.values()) >= self._wanted

@@ -13,8 +13,8 @@ from typing import Any, Final
 from elasticjob.protocol import wire
 from elasticjob.protocol.fields import MAX_COUNT
 
-# Tiers of checkpoints: those that a script writes, and those that other pods hold.
-FILE, MEMORY, COPIES = "File", "Memory", "Copies"
+# Tiers of checkpoints: those that a script writes, those that other pods hold, and those that outlive all pods.
+FILE, MEMORY, COPIES, ARCHIVE = "File", "Memory", "Copies", "Archive"
 _ENOUGH: Final = 10  # steps; a process that made fewer may not have saved yet
 
 
@@ -84,6 +84,10 @@ class Saves:
             if not found.restoring and found.copies:
                 self._taken[COPIES] = now
             self._copied = found.number
+
+    def note_archived(self, now: float) -> None:
+        """This pod's agent has just completed a save in the archive."""
+        self._taken[ARCHIVE] = now
 
     def find_ages(self, now: float) -> dict[str, float]:
         return {tier: round(now - taken, 1) for tier, taken in self._taken.items()}

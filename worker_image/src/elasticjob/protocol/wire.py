@@ -129,12 +129,43 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Archived:
+    """One save in the archive of the job."""
+
+    step: int | None  # None: the script reports none
+    time: str  # by the clock of the pod that archived it
+    bytes: int
+    files: int
+
+    def dump(self) -> dict[str, Any]:
+        return fields.drop_none(**asdict(self))
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What rank 0's agent knows of the archive of the job."""
+
+    saves: tuple[Archived, ...] = ()  # newest first
+    reason: str = ""  # of a problem, for the condition
+    message: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        saves = [one.dump() for one in self.saves]
+        return fields.drop_none(saves=saves, reason=self.reason or None, message=self.message or None)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """The last checkpoint of which other pods hold copies, as this agent knows it."""
 
     number: int = 0  # 0: there is none
     copies: int = 0  # other pods that hold it
     restoring: bool = False  # the agent gets it before it starts its workers in an announced world
+    archive: Archive | None = None  # of a job with `spec.checkpoints.archive`
+
+    def dump(self) -> dict[str, Any]:
+        archive = None if self.archive is None else self.archive.dump()
+        return fields.drop_none(number=self.number, copies=self.copies, restoring=self.restoring, archive=archive)
 
 
 @dataclass(frozen=True)
@@ -171,7 +202,7 @@ class AgentState:
             blocked=self.blocked or None,
             quiet=self.quiet or None,
             beside=self.beside or None,
-            checkpoint=None if self.checkpoint is None else asdict(self.checkpoint),
+            checkpoint=None if self.checkpoint is None else self.checkpoint.dump(),
             preflight=None if self.preflight is None else self.preflight.dump(),
             shards=list(self.shards[:MAX_SHARDS]) or None,
         )

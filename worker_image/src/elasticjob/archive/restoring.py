@@ -1,0 +1,176 @@
+"""Finds a save to begin from, and reads it: each pod of a world reads a share, and gets the rest from others."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from elasticjob.archive import layout, reading
+from elasticjob.archive.layout import ManifestError, Save
+from elasticjob.archive.reading import DamagedError
+from elasticjob.archive.storage import NotThereError, Storage, StoreError
+from elasticjob.peers.last_tier import Pause, Saved
+from elasticjob.peers.records import Record
+from elasticjob.peers.transport import PeerError
+
+logger = logging.getLogger("elasticjob")
+
+_GLANCE: Final = 5.0  # seconds for a store that may have something newer than the pods have
+_LONGEST: Final = 30.0  # seconds between two attempts
+_MOST: Final = 4  # saves to choose from: the newest may be damaged
+
+T = TypeVar("T")
+Tell = Callable[[str, str], None]  # reason and text of a problem; empty: there is none
+
+
+class NothingThereError(StoreError):
+    """There is no save where the job is to begin."""
+
+    reason = "NothingToRestore"
+
+
+class Restorer:
+    """What the job can begin from. `origin`: the archive of another job, and the step that is wanted of it."""
+
+    def __init__(self, url: str, credentials: Path | None, origin: tuple[str, int | None] | None, tell: Tell) -> None:
+        self._url, self._credentials, self._origin, self._tell = url, credentials, origin, tell
+
+    def find(self, generation: int, pause: Pause, *, is_needed: bool) -> Sequence[Saved]:
+        """See `LastTier`. Without anything else to begin from, the store is awaited: a job that began anew would lose
+        all that it has there. Only one that never had a world before goes on without an answer.
+        """
+        is_fresh = generation <= 1 and self._origin is None
+        deadline = time.monotonic() + _GLANCE if is_fresh or not is_needed else None
+        wait = 0.5
+        while True:
+            try:
+                found = _beside(lambda: self._look(generation), pause, deadline)
+            except StoreError as error:
+                logger.warning("Could not look for a checkpoint: %s.", error)
+                if is_needed:
+                    self._tell(error.reason, str(error))
+                if is_fresh:
+                    return ()
+            except TimeoutError:
+                return ()
+            else:
+                self._tell("", "")
+                return found
+            until = time.monotonic() + wait
+            while time.monotonic() < until:
+                if deadline is not None and time.monotonic() > deadline:
+                    return ()
+                pause()
+            wait = min(2 * wait, _LONGEST)
+
+    def _look(self, generation: int) -> list[Saved]:
+        mine = reading.find_saves(Storage(self._url, self._credentials), most=_MOST)
+        if mine or self._origin is None:
+            return [Saved(self._url, name, save.record) for name, save in mine]
+        url, step = self._origin
+        theirs = reading.find_saves(Storage(url, self._credentials), step, most=_MOST)
+        if not theirs:
+            what = "no whole save" if step is None else f"no whole save of step {step}"
+            raise NothingThereError(
+                f"checkpoints.from.archive {url} holds {what}, so the job does not begin: name the folder of a job, as"
+                " its condition CheckpointArchived does, and a step that `kubectl elasticjob checkpoints` lists"
+            )
+        return [Saved(url, name, _adopt(save.record, generation)) for name, save in theirs]
+
+    def open(self, said: Mapping[str, Any], place: tuple[int, int, int], pause: Pause) -> Reader | None:
+        """See `LastTier`."""
+        url, name = str(said["url"]), str(said["save"])
+        if url not in {self._url, None if self._origin is None else self._origin[0]}:
+            return None
+        storage = Storage(url, self._credentials)
+        try:
+            save = _insist(lambda: reading.read_save(storage, name), pause)
+        except (NotThereError, ManifestError) as error:
+            logger.warning("The save %s in %s cannot be read: %s.", name[:21], url, error)
+            return None
+        generation, rank, size = place
+        record = save.record if url == self._url else _adopt(save.record, generation)
+        return Reader(storage, save, record, rank, size)
+
+
+def _adopt(record: Record, generation: int) -> Record:
+    """The files of another job, as the first record of this one."""
+    return replace(record, generation=generation, number=1)
+
+
+class Reader:
+    """One save, as one rank of a world reads it."""
+
+    def __init__(self, storage: Storage, save: Save, record: Record, rank: int, size: int) -> None:
+        self._storage, self._rank, self.record = storage, rank, record
+        self._places = layout.locate(save.objects)
+        self._wanted = layout.find_sizes(record.files).keys()
+        self._mine = list(layout.share_of(save.objects, rank, size))
+        self._owners = {
+            digest: owner
+            for owner in range(size)
+            for one in layout.share_of(save.objects, owner, size)
+            for digest, _ in one.chunks
+        }
+
+    def find_owner(self, digest: str) -> int:
+        return self._owners[digest]
+
+    def read_share(self, pause: Pause) -> Iterator[Mapping[str, bytes]]:
+        for one in self._mine:
+            try:
+                found = _insist(partial(reading.read_object, self._storage, one), pause)
+            except DamagedError as error:
+                raise PeerError(str(error)) from None
+            yield {digest: data for digest, data in found.items() if digest in self._wanted}
+
+    def read(self, digest: str, pause: Pause) -> bytes:
+        try:
+            return _insist(lambda: reading.read_chunk(self._storage, digest, self._places[digest]), pause)
+        except DamagedError as error:
+            raise PeerError(str(error)) from None
+
+
+def _insist(call: Callable[[], T], pause: Pause) -> T:
+    """Call until the store answers. Raises what `pause` raises, and what the store's answer is."""
+    wait = 0.5
+    while True:
+        try:
+            return _beside(call, pause, None)
+        except StoreError as error:
+            logger.warning("Could not read a checkpoint, trying again: %s.", error)
+        until = time.monotonic() + wait
+        while time.monotonic() < until:
+            pause()
+        wait = min(2 * wait, _LONGEST)
+
+
+def _beside(call: Callable[[], T], pause: Pause, deadline: float | None) -> T:
+    """Call in a thread that nobody has to wait for. Raises TimeoutError, and what `pause` and the call raise."""
+    answer: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answer.put((call(), None))
+        except Exception as error:
+            answer.put((None, error))
+
+    threading.Thread(target=run, name="elasticjob-archive-read", daemon=True).start()
+    while True:
+        try:
+            found, error = answer.get(timeout=0.02)
+        except queue.Empty:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError from None
+            pause()
+            continue
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]
