@@ -30,9 +30,9 @@ TRAINED, LOST = (f'elasticjob_{name}_seconds{{namespace="ml",job="digits",pod="a
 SLOW = 'elasticjob_straggler_slowdown_ratio{namespace="ml",job="digits",rank="3",worker="w-3",node="n3",pod="a"}'
 SIZE = 'elasticjob_world_size{namespace="ml",job="digits",pod="a"}'
 REPORTED = 'elasticjob_last_report_timestamp_seconds{namespace="ml",job="digits",pod="a"}'
-FILE, MEMORY = (
+FILE, MEMORY, ARCHIVED = (
     f'elasticjob_checkpoint_age_seconds{{namespace="ml",job="digits",tier="{tier}",pod="a"}}'
-    for tier in ("File", "Memory")
+    for tier in ("File", "Memory", "Archive")
 )
 LOSS = 'elasticjob_reported_metric{namespace="ml",job="digits",metric="loss",pod="a"}'
 # One value a minute: `1x60` stays at 1, `0+100x60` grows by 100.
@@ -78,6 +78,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "no report, and no world": ({REPORTED: "0+60x20 1200x40", SIZE: "0x60"}, []),
     "no report for twenty minutes": ({REPORTED: "0+60x40 2400x20"}, []),
     "an old checkpoint": ({MEMORY: "7300x60"}, ["ElasticJobOldCheckpoint"]),
+    "an old archive": ({ARCHIVED: "7300x60"}, ["ElasticJobOldArchive"]),
+    "an old archive of a job that has ended": ({ARCHIVED: "7300x60", SIZE: "0x60"}, []),
     "an old checkpoint of a job that has ended": ({MEMORY: "7300x60", SIZE: "0x60"}, []),
     "a loss that is no number": ({LOSS: "2.5x50" + 10 * " NaN"}, ["ElasticJobMetricNotFinite"]),
     "a loss that was no number": ({LOSS: "2.5x50" + 5 * " NaN" + " 2.5x5"}, []),

@@ -50,8 +50,19 @@ from elasticjob_operator.api.policies import (
     Stragglers,
     SuccessPolicy,
 )
-from elasticjob_operator.api.spec import CheckpointMedium, Checkpoints, Scaling, ScalingMode, Spec, TemplateRef
+from elasticjob_operator.api.spec import (
+    Archive,
+    CheckpointMedium,
+    CheckpointOrigin,
+    Checkpoints,
+    Scaling,
+    ScalingMode,
+    Spec,
+    TemplateRef,
+)
 from elasticjob_operator.api.status import (
+    ArchivedStatus,
+    ArchiveStatus,
     BackoffStatus,
     CapacityStatus,
     Condition,
@@ -81,11 +92,15 @@ __all__ = [
     "DEFAULT_RULES",
     "FIELDS",
     "RESTARTS",
+    "Archive",
+    "ArchiveStatus",
+    "ArchivedStatus",
     "AvoidNodes",
     "BackoffStatus",
     "BestValue",
     "CapacityStatus",
     "CheckpointMedium",
+    "CheckpointOrigin",
     "Checkpoints",
     "CleanPodPolicy",
     "Condition",

@@ -103,6 +103,7 @@ _LISTS = {
     "fields": 128,
     "metrics": 64,
     "checkpoints": 64,
+    "saves": 64,
     "reports": 128,
     "speeds": 64,
     "lost": 128,

@@ -74,6 +74,12 @@ ENV_CHECKPOINTS: Final = "ELASTICJOB_CHECKPOINTS"
 ENV_CHECKPOINT_COPIES: Final = "ELASTICJOB_CHECKPOINT_COPIES"
 ENV_CHECKPOINT_REPLICAS: Final = "ELASTICJOB_CHECKPOINT_REPLICAS"
 ENV_CHECKPOINT_BYTES: Final = "ELASTICJOB_CHECKPOINT_BYTES"
+ENV_ARCHIVE: Final = "ELASTICJOB_ARCHIVE"
+ENV_ARCHIVE_SECONDS: Final = "ELASTICJOB_ARCHIVE_EVERY_SECONDS"
+ENV_ARCHIVE_KEEP: Final = "ELASTICJOB_ARCHIVE_KEEP"
+ENV_ARCHIVE_CREDENTIALS: Final = "ELASTICJOB_ARCHIVE_CREDENTIALS"
+ENV_ARCHIVE_FROM: Final = "ELASTICJOB_ARCHIVE_FROM"
+ENV_ARCHIVE_FROM_STEP: Final = "ELASTICJOB_ARCHIVE_FROM_STEP"
 
 TERMINATION_LOG: Final = "/dev/termination-log"  # Kubernetes' default
 RENDEZVOUS_BACKEND: Final = "elasticjob"  # the torchrun.handlers entry point
@@ -83,6 +89,8 @@ CA_PATH: Final = f"{MOUNT_PATH}/ca.crt"
 VOLUME_TOKEN: Final = "elasticjob-token"  # noqa: S105
 VOLUME_CHECKPOINTS: Final = "elasticjob-checkpoints"
 COPIES_PATH: Final = "/var/run/elasticjob.dev/copies"  # of the other pods' checkpoints
+VOLUME_ARCHIVE: Final = "elasticjob-archive"
+ARCHIVE_PATH: Final = "/var/run/secrets/elasticjob.dev-archive"  # the Secret with the credentials of the archive
 VOLUME_RUNTIME: Final = "elasticjob-runtime"
 VOLUME_SHM: Final = "elasticjob-shm"
 RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
@@ -223,6 +231,11 @@ def event_name(job: str, digest: str) -> str:
 def workload_name(job: str, uid: str, first: int) -> str:
     """Of Kueue. `first`: the lowest replica index that it covers."""
     return f"{_fit(job, f'-{uid[:8]}', _SUBDOMAIN - _INDEX)}-{first}"
+
+
+def archive_url(to: str, namespace: str, job: str, uid: str) -> str:
+    """The folder of a job below what `checkpoints.archive.to` names. Another job of the same name has another one."""
+    return f"{to.rstrip('/')}/{namespace}/{job}/{uid}"
 
 
 def selector(job: str) -> str:

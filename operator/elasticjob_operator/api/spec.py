@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -97,6 +98,59 @@ def _quantity(value: str) -> str:
 _QUANTITY_SCHEMA = Field(json_schema_extra={"pattern": r"^[0-9.]{1,24}([eE][0-9]{1,2}|[munkMGTPE]|[KMGTPE]i)?$"})
 
 
+# A part of a path begins with a letter, a digit or one of these: so no part is "..", and none is hidden.
+_PARTS = r"(/[A-Za-z0-9_=][A-Za-z0-9._=-]*)"
+_URL = rf"^(file://{_PARTS}+|(s3|gs|az)://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{_PARTS}*)/?$"
+_MOST_URL = 1024
+
+
+def _url(value: str) -> str:
+    if len(value) > _MOST_URL or not re.fullmatch(_URL, value):
+        raise ValueError(
+            "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///PATH: of letters, "
+            "digits, '.', '_', '=' and '-', and no part of it begins with a dot or a dash"
+        )
+    return value
+
+
+_StoreUrl = Annotated[str, AfterValidator(_url), Field(json_schema_extra={"pattern": _URL, "maxLength": _MOST_URL})]
+
+
+class Archive(Model):
+    """A store that outlives all pods: finished checkpoints are sent there, and read when no pod has one any more."""
+
+    to: _StoreUrl = Field(
+        description="s3://BUCKET/PREFIX, gs://…, az://CONTAINER/PREFIX, or file:///PATH on a volume of the template. "
+        "Each job has a folder of its own below it: NAMESPACE/NAME/UID.",
+    )
+    every_seconds: Annotated[int, Field(ge=1, le=604800)] = Field(
+        default=600, description="How often the last finished checkpoint is sent, if there is a new one."
+    )
+    keep: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=3, description="How many of the newest saves are kept; older ones of this job are deleted."
+    )
+    credentials_secret: str | None = Field(
+        default=None,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="A Secret in the namespace of the job, which only its pods read: AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL …; GOOGLE_APPLICATION_CREDENTIALS (the key file itself); "
+        "AZURE_STORAGE_CONNECTION_STRING …. Default: the identity of the pod.",
+    )
+
+
+class CheckpointOrigin(Model):
+    """The save of another job to begin from, where this one has none yet: so a run is forked, or moved."""
+
+    archive: _StoreUrl = Field(
+        description="The folder of that job, as its condition CheckpointArchived and `kubectl elasticjob checkpoints` "
+        "name it. It is only read, with the credentials of checkpoints.archive.",
+    )
+    step: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
+        default=None, description="The step of the save. Default: the newest."
+    )
+
+
 class Checkpoints(Model):
     """A checkpoint directory that survives without a volume: each pod has its own, and other pods hold copies."""
 
@@ -119,6 +173,26 @@ class Checkpoints(Model):
         max_length=32,
         description="Bytes in each pod, for its own files and the copies that it holds. Default: any.",
     )
+    archive: Archive | None = Field(default=None, description=(Archive.__doc__ or ""))
+    from_: CheckpointOrigin | None = Field(default=None, description=(CheckpointOrigin.__doc__ or ""))
+
+    CEL = (
+        (
+            "!has(self.from) || has(self.archive)",
+            "checkpoints.from needs checkpoints.archive: say where this job keeps its own checkpoints",
+        ),
+    )
+
+    def find_urls(self) -> list[tuple[str, str]]:
+        """The stores that are used, with the fields that name them."""
+        found = [] if self.archive is None else [("checkpoints.archive.to", self.archive.to)]
+        return found if self.from_ is None else [*found, ("checkpoints.from.archive", self.from_.archive)]
+
+    @model_validator(mode="after")
+    def _has_archive(self) -> Self:
+        if self.from_ is not None and self.archive is None:
+            raise ValueError(self.CEL[0][1])
+        return self
 
 
 _NPROC = number_or(
@@ -263,6 +337,14 @@ class Spec(Model):
                     f"checkpoints.path {self.checkpoints.path} is on the volume mounted at {mounted}: remove "
                     "checkpoints if the volume keeps the files, or choose another path"
                 )
+            for field, url in self.checkpoints.find_urls():
+                path = url.removeprefix("file://")
+                mount = find_mount(self.template, path)
+                if path != url and not (mount and f"{path}/".startswith(f"{mount}/")):
+                    raise ValueError(
+                        f"{field} {url} is on no volume of the template, so it would be lost with the pod: mount one "
+                        "that outlives the pods"
+                    )
         return self
 
     CEL_OF_CHANGES = (

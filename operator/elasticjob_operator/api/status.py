@@ -157,11 +157,26 @@ class Tier(StrEnum):
     FILE = "File"  # in the directory of the script
     MEMORY = "Memory"  # a snapshot in the memory of the pods
     COPIES = "Copies"  # in other pods, with spec.checkpoints
+    ARCHIVE = "Archive"  # in a store that outlives all pods, with spec.checkpoints.archive
 
 
 class SavedStatus(StatusModel):
     tier: str
-    time: str = Field(description="When its state was taken; of copies, when they were complete.")
+    time: str = Field(description="When its state was taken; of copies and of the archive, when they were complete.")
+
+
+class ArchivedStatus(StatusModel):
+    step: int | None = Field(default=None, description="That the script had reported when its last file was written.")
+    time: str | None = Field(default=None, description="When it was archived, by the clock of the pod that did.")
+    bytes: int = 0
+    files: int = 0
+
+
+class ArchiveStatus(StatusModel):
+    """What is in the store that outlives all pods."""
+
+    url: str = Field(default="", description="The job's folder, for spec.checkpoints.from of another job.")
+    saves: list[ArchivedStatus] = Field(default_factory=list, description="Newest first, at most 16.")
 
 
 class ReportStatus(StatusModel):
@@ -324,6 +339,7 @@ class Status(StatusModel):
     rendezvous: RendezvousStatus = Field(default_factory=RendezvousStatus)
     restarts: RestartStatus = Field(default_factory=RestartStatus)
     progress: ProgressStatus | None = None
+    archive: ArchiveStatus | None = None
     goodput: GoodputStatus = Field(default_factory=GoodputStatus)
     lost_seconds: LostSeconds | None = Field(default=None, description="goodput.lostSeconds by category.")
     timeline: list[WorldStatus] = Field(default_factory=list, description="The last 50 worlds, oldest first.")

@@ -93,12 +93,30 @@ class Failure(Wire):
     collectives: Count | None = None  # in a hang: that this rank has entered
 
 
+class Archived(Wire):
+    """One save in the archive of a job."""
+
+    step: Count | None = None
+    time: Short = ""  # by the clock of the pod that archived it
+    bytes: Count = 0
+    files: Count = 0
+
+
+class Archive(Wire):
+    """What rank 0's agent knows of the archive of the job."""
+
+    saves: Annotated[tuple[Archived, ...], Field(max_length=64), FailFast()] = ()  # newest first
+    reason: Short | None = None  # of a problem
+    message: Text | None = None
+
+
 class Checkpoint(Wire):
     """The last checkpoint of which other pods hold copies, as an agent knows it."""
 
     number: Count = 0  # 0: there is none
     copies: Count = 0  # other pods that hold it
     restoring: bool = False  # the agent gets it before it starts its workers in the announced world
+    archive: Archive | None = None  # of a job with spec.checkpoints.archive; an older agent leaves it out
 
 
 class Link(Wire):

@@ -30,6 +30,6 @@ def find_copies(
 
 def describe_loss() -> str:
     return (
-        "no pod is left that holds a complete checkpoint, so training begins anew; a volume survives the loss of all "
-        "pods and a suspension (docs/checkpoints.md)"
+        "no pod is left that holds a complete checkpoint, so training begins anew; checkpoints.archive or a volume "
+        "survives the loss of all pods and a suspension (docs/checkpoints.md)"
     )

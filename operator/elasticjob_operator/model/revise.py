@@ -133,6 +133,7 @@ class StatusFields(TypedDict, total=False):
     rendezvous: api.RendezvousStatus
     restarts: api.RestartStatus
     progress: api.ProgressStatus | None
+    archive: api.ArchiveStatus | None
     goodput: api.GoodputStatus
     lost_seconds: api.LostSeconds | None
     timeline: list[api.WorldStatus]

@@ -13,7 +13,7 @@ from elasticjob_operator.history.records import Record
 from elasticjob_operator.model import errortext
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import RendezvousFields, revise
-from elasticjob_operator.plan import reporting
+from elasticjob_operator.plan import archiving, reporting
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
 from elasticjob_operator.sizing import written
 from elasticjob_operator.templates import taking
@@ -63,6 +63,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     elif degraded and (why == _BY_USER or degraded.reason == "InvalidSpec"):
         # Suspended, it wants nothing. In a queue, it goes on saying why its pods did not start: Kueue evicts for that.
         conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
+    status, conditions = archiving.note(seen, spec, revise(status, conditions=conditions))
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
     pods = [p for p in seen.pods if p.deleting is None]

@@ -12,7 +12,7 @@ from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan import flapping, policy, reporting
+from elasticjob_operator.plan import archiving, flapping, policy, reporting
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Seen
 from elasticjob_operator.sizing import legal, written
@@ -83,6 +83,7 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     copied = copies.find_copies(status.condition("CheckpointCopied"), told, spec.checkpoints)
     if copied is not None:
         conditions = reporting.with_condition(conditions, "CheckpointCopied", *copied, now)
+    status, conditions = archiving.note(seen, spec, revise(status, conditions=conditions))
     conditions = _note_progress(revise(status, conditions=conditions), seen.agents if training else {}, now)
     return revise(
         status,

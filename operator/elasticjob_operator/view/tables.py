@@ -10,6 +10,7 @@ from elasticjob_operator import api
 from elasticjob_operator.client.history import Point, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.faulty_nodes import NodeRecord
+from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import words
 from elasticjob_operator.view.plain import PlainTable
 from elasticjob_operator.view.sparkline import sparkline
@@ -90,6 +91,20 @@ def list_members(
         table.add_row(words.ranks(ranges.get(name, range(0))), name, node, Text(state, style=style), *cells)
     if limit is not None and len(rows) > limit:
         table.add_row("…", f"and {len(rows) - limit} more")
+    return table
+
+
+def list_checkpoints(job: Job, now: float) -> PlainTable:
+    """The last checkpoint of each tier, and each save in the archive."""
+    table = PlainTable("WHERE", "STEP", "AGE", "SIZE", "FILES")
+    progress, archive = job.status.progress, job.status.archive
+    for one in progress.checkpoints if progress is not None else ():
+        if one.tier != api.Tier.ARCHIVE or archive is None:
+            table.add_row(one.tier.lower(), "", words.age(parse_time(one.time), now), "", "")
+    for save in archive.saves if archive is not None else ():
+        step = "" if save.step is None else str(save.step)
+        age = words.age(parse_time(save.time), now) if save.time else ""
+        table.add_row("archive", step, age, f"{save.bytes / 2**20:.1f} MiB", str(save.files))
     return table
 
 

@@ -279,6 +279,32 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             )
             for i, where in enumerate(("/data/checkpoints", "/data/", "/data/checkpoints/old"))
         ),
+        *(
+            pytest.param(
+                spec(checkpoints={"path": "/checkpoints", "archive": {"to": to}}),
+                "spec.checkpoints.archive.to",
+                "must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///PATH: of letters, "
+                "digits, '.', '_', '=' and '-', and no part of it begins with a dot or a dash",
+                id=f"archive-{to}",
+            )
+            for to in (
+                *("s3://bucket/../other", "s3://bucket/.hidden", "s3://bucket//x", "file:///data/../etc", "file:///"),
+                *("http://x/y", "s3://u:p@bucket/x", "s3://bucket/x?versionId=1", "/data", "memory://x", "s3://b/\n"),
+            )
+        ),
+        pytest.param(
+            spec(checkpoints={"path": "/checkpoints", "archive": {"to": "file:///archive/jobs"}}),
+            "spec",
+            "checkpoints.archive.to file:///archive/jobs is on no volume of the template, so it would be lost with the "
+            "pod: mount one that outlives the pods",
+            id="archive-in-the-pod",
+        ),
+        pytest.param(
+            spec(checkpoints={"path": "/checkpoints", "from": {"archive": "s3://bucket/ns/job/uid"}}),
+            "spec.checkpoints",
+            "checkpoints.from needs checkpoints.archive: say where this job keeps its own checkpoints",
+            id="from-without-archive",
+        ),
         pytest.param(
             spec(checkpoints={"path": "/checkpoints", "sizeLimit": "large"}),
             "spec.checkpoints.sizeLimit",

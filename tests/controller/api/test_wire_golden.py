@@ -26,6 +26,8 @@ MESSAGES = (
     wire.Progress,
     wire.Diagnosis,
     wire.AgentState,
+    wire.Archived,
+    wire.Archive,
     wire.Checkpoint,
     wire.Failure,
     wire.Link,

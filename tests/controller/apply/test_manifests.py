@@ -69,6 +69,26 @@ def test_a_checkpoint_directory_and_its_copies_share_one_volume() -> None:
     }
 
 
+def test_only_the_kubelet_reads_the_credentials_of_an_archive() -> None:
+    archive = {"to": "s3://bucket/runs/", "everySeconds": 60, "keep": 5, "credentialsSecret": "s3"}
+    origin = {"archive": "s3://bucket/runs/ns/other/uid", "step": 7}
+    pod = build(make_spec(checkpoints={"path": "/checkpoints", "archive": archive, "from": origin}))
+    secret = {"secretName": "s3", "optional": True, "defaultMode": 0o444}
+    assert {"name": "elasticjob-archive", "secret": secret} in pod["spec"]["volumes"]
+    assert "secretKeyRef" not in str(pod), "the script's environment has no credentials"
+    variables = {name: value for name, value in environment(pod).items() if "ARCHIVE" in name}
+    assert variables == {
+        "ELASTICJOB_ARCHIVE": "s3://bucket/runs/default/digits/job-uid",
+        "ELASTICJOB_ARCHIVE_EVERY_SECONDS": "60",
+        "ELASTICJOB_ARCHIVE_KEEP": "5",
+        "ELASTICJOB_ARCHIVE_FROM": "s3://bucket/runs/ns/other/uid",
+        "ELASTICJOB_ARCHIVE_FROM_STEP": "7",
+        "ELASTICJOB_ARCHIVE_CREDENTIALS": "/var/run/secrets/elasticjob.dev-archive",
+    }
+    without = build(make_spec(checkpoints={"path": "/checkpoints", "archive": {"to": "s3://bucket"}}))
+    assert "ELASTICJOB_ARCHIVE_CREDENTIALS" not in environment(without), "the pod's identity counts"
+
+
 def test_a_job_without_checkpoints_gets_nothing_for_them() -> None:
     assert "checkpoint" not in str(build()).lower()
 

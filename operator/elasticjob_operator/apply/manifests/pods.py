@@ -55,7 +55,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     _add_token(body, trainer, job, settings)
     _add_shm(body, trainer)
     if spec.checkpoints is not None:
-        _add_checkpoints(body, trainer, spec.checkpoints)
+        _add_checkpoints(body, trainer, job, spec.checkpoints)
     if wants_runtime(spec, trainer, settings):
         _add_runtime(body, trainer, settings)
     if new.placement is not None:
@@ -205,7 +205,7 @@ def without_shm(pod: Object) -> Object | None:
     return {**pod, "spec": {**body, "containers": containers, "volumes": others}}
 
 
-def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints) -> None:
+def _add_checkpoints(body: Object, trainer: Object, job: Job, checkpoints: api.Checkpoints) -> None:
     """The script's directory, and beside it the copies that this pod holds for others: one volume with one limit."""
     empty: Object = {}
     variables = {
@@ -221,7 +221,34 @@ def _add_checkpoints(body: Object, trainer: Object, checkpoints: api.Checkpoints
     name = names.VOLUME_CHECKPOINTS
     name = _mount(body, trainer, {"name": name, "emptyDir": empty}, _part_of(name, checkpoints.path, "files"))
     trainer["volumeMounts"].append(_part_of(name, names.COPIES_PATH, "copies"))
+    if checkpoints.archive is not None:
+        url = names.archive_url(checkpoints.archive.to, job.namespace, job.name, job.uid)
+        variables |= _add_archive(body, trainer, url, checkpoints.archive, checkpoints.from_)
     _add_environment(trainer, [{"name": name, "value": value} for name, value in variables.items()])
+
+
+def _add_archive(
+    body: Object, trainer: Object, url: str, archive: api.Archive, origin: api.CheckpointOrigin | None
+) -> dict[str, str]:
+    """The variables of the archive, and the Secret with its credentials, which only the kubelet reads.
+
+    A Secret that is not there holds up no pod: the agent tells that it is missing.
+    """
+    variables = {
+        names.ENV_ARCHIVE: url,
+        names.ENV_ARCHIVE_SECONDS: str(archive.every_seconds),
+        names.ENV_ARCHIVE_KEEP: str(archive.keep),
+    }
+    if origin is not None:
+        variables[names.ENV_ARCHIVE_FROM] = origin.archive
+        if origin.step is not None:
+            variables[names.ENV_ARCHIVE_FROM_STEP] = str(origin.step)
+    if archive.credentials_secret is not None:
+        secret = {"secretName": archive.credentials_secret, "optional": True, "defaultMode": 0o444}
+        mount = {"name": names.VOLUME_ARCHIVE, "mountPath": names.ARCHIVE_PATH, "readOnly": True}
+        _mount(body, trainer, {"name": names.VOLUME_ARCHIVE, "secret": secret}, mount)
+        variables[names.ENV_ARCHIVE_CREDENTIALS] = names.ARCHIVE_PATH
+    return variables
 
 
 def _part_of(volume: str, path: str, folder: str) -> Object:

@@ -1,0 +1,108 @@
+"""Checkpoints that outlive all pods: a real directory as the store, an unmodified script, a real operator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticjob.archive import reading
+from elasticjob.archive.layout import Save
+from elasticjob.archive.storage import Storage
+from elasticjob_devcluster import Cluster, KubeError
+from elasticjob_devcluster.local import localize
+from operator_fixture import ROOT, Jobs, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(580)]
+
+MANIFEST = ROOT / "manifests/examples/digits-archive.yaml"
+
+
+def make_spec(store: Path, **archive: Any) -> dict[str, Any]:
+    """The example, with a short way to the store and a long way to its end."""
+    folders = {"/opt/elasticjob/examples": ROOT / "worker_image/examples", "/archive": store}
+    spec: dict[str, Any] = localize(yaml.safe_load(MANIFEST.read_text()), folders)["spec"]
+    spec["checkpoints"]["archive"] |= {"everySeconds": 1} | archive
+    container = spec["template"]["spec"]["containers"][0]
+    container["command"] += ["--epochs=400", "--step-seconds=0.2", "--checkpoint-every=5"]
+    container.pop("resources")
+    return spec
+
+
+def read_starts(jobs: Jobs, name: str) -> list[dict[str, Any]]:
+    said = []
+    for pod in jobs.pods(name):
+        with contextlib.suppress(KubeError):  # it has not started
+            said += jobs.cluster.logs(jobs.namespace, pod["metadata"]["name"]).splitlines()
+    events = [json.loads(line) for line in said if line.startswith("{")]
+    return [one for one in events if one["event"] == "start" and one["rank"] == 0]
+
+
+def await_start(jobs: Jobs, name: str) -> dict[str, Any]:
+    """What rank 0 of the pods that are there says when it begins."""
+    return wait_for(lambda: read_starts(jobs, name), "rank 0 starts", 240, 0.5)[0]
+
+
+def find_newest(store: Path, url: str) -> Save:
+    return reading.find_saves(Storage(f"file://{store}{url.removeprefix('file:///archive')}"))[0][1]
+
+
+def step_of(save: Save) -> int:
+    """The step that the script has written into the name of its newest file."""
+    return max(int(path.removeprefix("step-").removesuffix(".pt")) for path in save.record.files)
+
+
+def test_a_job_goes_on_elsewhere_when_its_namespace_is_gone(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    elsewhere = Jobs(cluster, f"doomed-{secrets.token_hex(4)}")
+    cluster.make_namespace(elsewhere.namespace)
+    elsewhere.create("digits", make_spec(store))
+    elsewhere.await_condition("digits", "CheckpointArchived", timeout=240)
+    url = elsewhere.status("digits")["archive"]["url"]
+    wait_for(lambda: step_of(find_newest(store, url)) >= 10, "some steps are archived", 120, 0.5)
+    assert elsewhere.status("digits")["archive"]["saves"], "the status lists them"
+    cluster.kube.request("DELETE", f"/api/v1/namespaces/{elsewhere.namespace}")
+    wait_for(lambda: not elsewhere.pods("digits"), "all pods are gone", 120, 0.2)
+    last = step_of(find_newest(store, url))
+    spec = make_spec(store)
+    spec["replicas"] = 3
+    spec["checkpoints"]["from"] = {"archive": url}
+    jobs.create("digits", spec)
+    jobs.await_world("digits", 3, timeout=240)
+    assert await_start(jobs, "digits")["step"] == last >= 10, "from the same step"
+    jobs.await_condition("digits", "CheckpointArchived", timeout=120)
+    mine = jobs.status("digits")["archive"]["url"]
+    assert mine != url, "into a folder of its own"
+
+
+def test_a_suspended_job_goes_on_with_what_it_saved_last(jobs: Jobs, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    jobs.create("digits", make_spec(store, everySeconds=3600))
+    jobs.await_condition("digits", "CheckpointArchived", timeout=240)
+    url = jobs.status("digits")["archive"]["url"]
+    first = step_of(find_newest(store, url))
+    jobs.patch("digits", {"runPolicy": {"suspend": True}})
+    jobs.await_condition("digits", "Suspended", timeout=120)
+    last = step_of(find_newest(store, url))
+    assert last > first, "what it saved last was archived before the pods went"
+    jobs.patch("digits", {"runPolicy": {"suspend": False}})
+    assert await_start(jobs, "digits")["step"] == last
+
+
+def test_a_store_that_cannot_be_used_is_told_and_stops_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    if "gcsfs" in sys.modules:
+        pytest.skip("gcsfs is installed")
+    spec = make_spec(tmp_path, to="gs://bucket/runs")
+    jobs.create("digits", spec)
+    jobs.await_world("digits", 2, timeout=240)
+    told = wait_for(lambda: jobs.condition("digits", "CheckpointArchived"), "it is told", 120)
+    assert (told["status"], told["reason"]) == ("False", "ExtraMissing")
+    assert "elasticjob[gcs]" in told["message"]
