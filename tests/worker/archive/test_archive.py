@@ -34,11 +34,18 @@ class Job:
         self.gang, self.url = gang, f"file://{gang.folder}/store/{uid}"
         self.settings = env.Archive(self.url, uid, every, 2, None, origin, 1e9)
 
-    def pod(self, **options: object) -> FakePod:
-        return self.gang.pod(archive=self.settings, **options)
+    def pod(self) -> FakePod:
+        return self.gang.pod(archive=self.settings)
+
+    def await_saves(self, number: int) -> None:
+        wait_for(lambda: len(self.saves()) == number, f"{number} saves are archived")
 
     def saves(self) -> list[tuple[int | None, int]]:
         return [(save.step, len(save.record.files)) for _, save in reading.find_saves(Storage(self.url))]
+
+
+def await_step(pod: FakePod, step: int) -> None:
+    wait_for(lambda: pod.keeper._steps and pod.keeper._steps[-1][1] == step, "the step is noted")
 
 
 def lose(*pods: FakePod) -> None:
@@ -79,7 +86,7 @@ def test_each_object_is_sent_by_one_pod_and_never_twice(gang: Gang) -> None:
         (pod.path / "step-1" / f"{rank}.bin").write_bytes(bytes([rank]) * 3000)
         (pod.path / "step-1" / f"large-{rank}.bin").write_bytes(bytes([rank]) + LARGE)
     wait_for(job.saves, "it is archived")
-    senders = [pod.keeper._last_tier._sender for pod in pods]  # type: ignore[union-attr, attr-defined]
+    senders = [pod.keeper._last_tier._sender for pod in pods]  # type: ignore[union-attr]
     total = 3 * (3000 + CHUNK_BYTES) + 1001  # the ends of the large files are the same
     assert sum(sender.bytes for sender in senders) == total
     assert all(sender.bytes for sender in senders), "each sends what it has written"
@@ -95,9 +102,9 @@ def test_another_job_begins_from_a_step_of_it(gang: Gang) -> None:
     gang.enter(pod)
     for step in (1, 2):
         pod.step = step
-        wait_for(lambda step=step: pod.keeper._steps and pod.keeper._steps[-1][1] == step, "the step is noted")
+        await_step(pod, step)
         (pod.path / "model.pt").write_bytes(b"PK" + bytes([step]) * 50)
-        wait_for(lambda step=step: job.saves() and job.saves()[0][0] == step, "it is archived")
+        job.await_saves(step)
     fork = Job(gang, "b", (job.url, 1))
     other = fork.pod()
     gang.enter(other)
@@ -142,7 +149,7 @@ def test_what_is_saved_last_is_archived_before_all_pods_go(gang: Gang) -> None:
 
 def test_what_could_not_be_archived_in_time_is_told(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(gang, "a", every=3600)
-    pod = job.pod(replicas=1)
+    pod = job.pod()
     gang.enter(pod)
     (pod.path / "a.pt").write_bytes(b"last")
     gang.await_kept(pod, 1, copies=0)
@@ -165,7 +172,7 @@ def test_a_damaged_save_is_passed_over(gang: Gang) -> None:
     gang.enter(pod)
     for number in (1, 2):
         (pod.path / "a.pt").write_bytes(bytes([number]) * (2 << 20))
-        wait_for(lambda number=number: len(job.saves()) == number, "it is archived")
+        job.await_saves(number)
     lose(pod)
     newest = max((gang.folder / "store" / "a" / "objects").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(newest.read_bytes()[:-1] + b"x")
