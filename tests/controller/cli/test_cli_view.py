@@ -53,6 +53,23 @@ def test_a_list_reads_as_kubectl_writes_it() -> None:
     ]
 
 
+def test_where_the_checkpoints_are() -> None:
+    now = datetime.fromtimestamp(NOW - 60, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    tiers = [{"tier": tier, "time": now} for tier in ("Archive", "Copies", "File")]
+    saves = [{"step": 1200, "time": now, "bytes": 3 << 20, "files": 2}, {"time": now, "bytes": 1 << 20, "files": 1}]
+    raw = given.running_status()
+    raw |= {"progress": {"step": 5, "checkpoints": tiers}, "archive": {"url": "s3://b/ns/digits/uid", "saves": saves}}
+    text = text_of(tables.list_checkpoints(given.job(raw), NOW))
+    assert [line.split() for line in text.splitlines()] == [
+        ["WHERE", "STEP", "AGE", "SIZE", "FILES"],
+        ["copies", "60s"],
+        ["file", "60s"],
+        ["archive", "1200", "60s", "3.0", "MiB", "2"],
+        ["archive", "60s", "1.0", "MiB", "1"],
+    ]
+    assert len(text_of(tables.list_checkpoints(given.job({}), NOW)).splitlines()) == 1
+
+
 def test_wide_says_rate_goodput_and_reason() -> None:
     raw = given.running_status() | {"conditions": [given.condition("Degraded", reason="Unschedulable")]}
     head, line = text_of(tables.list_jobs([given.job(raw)], NOW, namespaces=True, wide=True)).splitlines()

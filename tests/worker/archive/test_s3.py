@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
     server.start()
     host, port = server.get_host_and_port()
     folder = tmp_path_factory.mktemp("secret")
-    keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+    keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-west-1"}
     for key, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
         (folder / key).write_text(f"{value}\n")
     storage = Storage("s3://bucket/x", folder)
