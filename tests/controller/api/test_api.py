@@ -200,6 +200,12 @@ BAD_ACROSS_FIELDS = [
         id="checkpoints-without-agents",
     ),
     pytest.param(
+        spec(checkpoints={"path": "/checkpoints", "from": {"archive": "s3://bucket/ns/job/uid"}}),
+        "spec.checkpoints",
+        "checkpoints.from needs checkpoints.archive: say where this job keeps its own checkpoints",
+        id="from-without-archive",
+    ),
+    pytest.param(
         spec(replicas=5, elasticPolicy={"maxReplicas": 4}),
         "spec",
         api.Spec.CEL_OF_JOBS[0][1],
@@ -298,12 +304,6 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             "checkpoints.archive.to file:///archive/jobs is on no volume of the template, so it would be lost with the "
             "pod: mount one that outlives the pods",
             id="archive-in-the-pod",
-        ),
-        pytest.param(
-            spec(checkpoints={"path": "/checkpoints", "from": {"archive": "s3://bucket/ns/job/uid"}}),
-            "spec.checkpoints",
-            "checkpoints.from needs checkpoints.archive: say where this job keeps its own checkpoints",
-            id="from-without-archive",
         ),
         pytest.param(
             spec(checkpoints={"path": "/checkpoints", "sizeLimit": "large"}),
