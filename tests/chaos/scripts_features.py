@@ -46,6 +46,7 @@ class Lines:
     twice: bool = False  # two backward passes in each turn
     regroup: list[str] = field(default_factory=list)  # before a state is loaded, of which the step is `step`
     gather: list[str] = field(default_factory=list)  # on all ranks, before rank 0 reads the state of the optimizer
+    collect: Sequence[str] = ("state = whole(collect())",)  # at the end, on each rank
     mesh: str = "(world.world_size,)"
     closure: bool = False  # the optimizer computes the gradients by itself, and several times
     checkpoint: str = "elastic"
@@ -894,7 +895,7 @@ def tell(module, args, out):
 
 
 def _hook_that_talks(lines: Lines) -> None:
-    lines.prepare.append(_TELL)
+    lines.prepare.insert(0, _TELL)  # before a model is made
     lines.layers.append("self.out.register_forward_hook(tell)")
 
 
@@ -961,7 +962,13 @@ ADDED = Feature(
 
 def _zero(lines: Lines) -> None:
     lines.optimizers[""] = f"ZeroRedundancyOptimizer({lines.groups}, torch.optim.AdamW, lr=0.01)"
-    lines.gather.append("for rank in range(dist.get_world_size()): optimizer.consolidate_state_dict(to=rank)")
+    lines.gather.append("optimizer.consolidate_state_dict(to=0)")
+    lines.collect = [
+        "state = {}",
+        "for one in range(dist.get_world_size()):",
+        "    optimizer.consolidate_state_dict(to=one)  # which drops those that others have got",
+        "    state = whole(collect()) if one == rank else state",
+    ]
 
 
 ZERO = Feature(

@@ -180,8 +180,7 @@ def whole(value):
 
 
 def finish(rank, generation):
-{gather}
-    state = whole(collect())
+{collect}
     torch.save(state, OUT / f"part-{{rank}}")
     os.replace(OUT / f"part-{{rank}}", OUT / f"final-{{generation}}-{{rank}}.pt")
 """
@@ -611,7 +610,7 @@ def _write_common(lines: Lines, every: int) -> str:
         layers=_block(lines.layers, 2),
         forward=_block(lines.forward, 2),
         before=_block(loops, 1),
-        gather=_block(lines.gather, 1),
+        collect=_block(lines.collect, 1),
         step=_block(step, 1),
         zero=_block([f"optimizers[{name!r}].zero_grad()" for name in lines.optimizers], 1),
         after=_block(after, 1),

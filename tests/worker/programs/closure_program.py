@@ -23,6 +23,8 @@ folder = Path(os.environ["OUT"])
 
 def closure() -> torch.Tensor:
     optimizer.zero_grad()
+    if "SKIPS" in os.environ and session.rank == 1 and session.committed == JOINED:
+        return torch.zeros(())
     loss = session.model(torch.full((2, 4), 0.1 * session.committed)).square().mean()
     session.backward(loss)
     assert isinstance(loss, torch.Tensor)
@@ -30,7 +32,12 @@ def closure() -> torch.Tensor:
 
 
 while session.committed < LAST:
-    while session.committed == JOINED and session.generation == 1 and not Path(folder, "told").exists():
+    while (
+        "SKIPS" not in os.environ
+        and session.committed == JOINED
+        and session.generation == 1
+        and not Path(folder, "told").exists()
+    ):
         time.sleep(0.01)
     with session.step():
         optimizer.step(closure)
