@@ -74,7 +74,7 @@ def describe(name: str, output: str | None) -> None:
 @target_options
 @output_option("json", "yaml")
 def checkpoints(name: str, output: str | None) -> None:
-    """Show where the checkpoints of a job are, and how old they are: files, memory, copies, and the archive."""
+    """Show where the checkpoints of a job are, and how old they are."""
 
     async def work(client: Client) -> None:
         job = await client.get(name)
