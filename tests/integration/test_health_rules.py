@@ -122,3 +122,37 @@ def test_a_change_of_the_rules_holds_at_once(jobs: Jobs, tmp_path: Path) -> None
     wait_for(lambda: jobs.status("late").get("progress", {}).get("notFinite"), "it is sick", timeout=90)
     jobs.patch("late", {"health": {"rules": [{"name": "Finite", "when": NOT_FINITE, "action": "Fail"}]}})
     assert jobs.await_condition("late", "Failed", timeout=60)["reason"] == "HealthRule"
+
+
+def test_the_pod_whose_log_has_what_is_looked_for_is_replaced(jobs: Jobs, tmp_path: Path) -> None:
+    rule = {"name": "Ecc", "when": {"log": "(?i)xid (48|79).*uncorrectable"}, "action": "Replace"}
+    jobs.create("ecc", sick_spec(tmp_path, "ecc", rule))
+    world = jobs.await_world("ecc", 2)["rendezvous"]
+    wait_for(lambda: "progress" in jobs.status("ecc"), "it makes steps")
+    victim = world["members"][1]
+    (tmp_path / victim["node"]).touch()
+    one = incident(jobs, "ecc", "Ecc")
+    assert (one["rank"], one["pod"], one["node"]) == (1, victim["pod"], victim["node"])
+    assert "wrote 'NVRM: Xid 48: GPU 0: Uncorrectable ECC error'" in one["message"]
+    after = jobs.await_world("ecc", 2, above=world["generation"], timeout=120)
+    assert victim["uid"] not in {member["uid"] for member in after["rendezvous"]["members"]}
+    assert starts(tmp_path)[-1] > 0, "the scripts have saved first"
+    assert not jobs.condition("ecc", "Warning") or jobs.condition("ecc", "Warning")["status"] == "False"
+
+
+def test_a_number_is_read_from_the_log_of_a_script_that_reports_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    when = {"metric": {"name": "loss", "log": "loss=([0-9.]+|nan)", "notFinite": True}}
+    jobs.create("logged", sick_spec(tmp_path, "logged", {"name": "Finite", "when": when}))
+    assert "loss is NaN or infinite" in incident(jobs, "logged", "Finite")["message"]
+    assert "progress" not in jobs.status("logged")
+
+
+def test_an_expression_that_is_written_later_holds_for_new_pods_and_a_warning_says_so(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    jobs.create("later", sick_spec(tmp_path, "ecc", {"name": "Other", "when": {"noProgress": 9}}))
+    jobs.await_world("later", 2)
+    jobs.patch("later", {"health": {"rules": [{"name": "Ecc", "when": {"log": "ECC error"}}]}})
+    found = wait_for(lambda: jobs.condition("later", "Warning"), "a warning")
+    assert found["reason"] == "RulesNotWatched"
+    assert "later-worker-0" in found["message"] and "Suspend and resume the job" in found["message"]

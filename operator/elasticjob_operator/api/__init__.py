@@ -16,6 +16,8 @@ from elasticjob_operator.api.health_rules import (
     RestoreFrom,
     SlowCheck,
     When,
+    digest_patterns,
+    list_patterns,
 )
 from elasticjob_operator.api.parsing import InvalidJobError, Problem, find_problems, parse_spec
 from elasticjob_operator.api.past import (
@@ -168,9 +170,11 @@ __all__ = [
     "When",
     "WorldStatus",
     "advise",
+    "digest_patterns",
     "find_problems",
     "find_unknown",
     "list_fields",
+    "list_patterns",
     "parse_spec",
     "spell",
     "without",

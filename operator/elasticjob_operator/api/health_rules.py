@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from elasticjob_operator.api import patterns
 from elasticjob_operator.api.base import MOST_SECONDS, Model
 
 MOST_RULES: Final = 16
 AT_MOST: Final = 3  # times that a rule restarts or replaces, unless it says otherwise
 
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-(2**53), le=2**53)]
+
+
+def _check_pattern(text: str) -> str:
+    patterns.compile_pattern(text)  # a PatternError is a ValueError
+    return text
+
+
+def _check_number(text: str) -> str:
+    if patterns.compile_pattern(text).groups != 1:
+        raise ValueError("it needs exactly one group, around the number: write (?: ) for others")
+    return text
+
+
+_SYNTAX = "A regular expression of RE2's syntax without \\b, \\p and flags other than a (?i) at its start"
 
 
 class MetricCheck(Model):
@@ -22,6 +40,13 @@ class MetricCheck(Model):
         min_length=1,
         max_length=63,
         description="As in elasticjob.report(metrics={...}); or samplesPerSecond, tokensPerSecond, stepSeconds or mfu.",
+    )
+    log: Annotated[str, AfterValidator(_check_number)] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=patterns.MOST_CHARACTERS,
+        description=f"Where the script does not report it: {_SYNTAX}, with one group around the number, that is looked "
+        "for in each line that a rank writes.",
     )
     not_finite: Literal[True] | None = Field(default=None, description="NaN or infinite, at any rank.")
     above: Number | None = Field(default=None, description="More than this, at any pod's first rank.")
@@ -83,6 +108,13 @@ class When(Model):
     """What a rule looks for: exactly one of these."""
 
     metric: MetricCheck | None = Field(default=None, description=(MetricCheck.__doc__ or ""))
+    log: Annotated[str, AfterValidator(_check_pattern)] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=patterns.MOST_CHARACTERS,
+        description=f"{_SYNTAX}: a line that a rank writes to its output or its errors has it somewhere. The first "
+        "such line of each rank in each world counts.",
+    )
     no_progress: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None, description="So many charged restarts in a row without a step beyond the one before."
     )
@@ -90,14 +122,14 @@ class When(Model):
 
     CEL = (
         (
-            "[has(self.metric), has(self.noProgress), has(self.slow)].filter(x, x).size() == 1",
-            "when needs exactly one of metric, noProgress and slow",
+            "[has(self.metric), has(self.log), has(self.noProgress), has(self.slow)].filter(x, x).size() == 1",
+            "when needs exactly one of metric, log, noProgress and slow",
         ),
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if sum(one is not None for one in (self.metric, self.no_progress, self.slow)) != 1:
+        if sum(one is not None for one in (self.metric, self.log, self.no_progress, self.slow)) != 1:
             raise ValueError(self.CEL[0][1])
         return self
 
@@ -155,8 +187,8 @@ class HealthRule(Model):
         ),
         ("!has(self.forSeconds) || has(self.when.metric)", "forSeconds needs when.metric: remove it"),
         (
-            "!has(self.action) || self.action != 'Replace' || has(self.when.metric)",
-            "the action Replace needs a rule that names a pod, which is one with when.metric: use Restart",
+            "!has(self.action) || self.action != 'Replace' || has(self.when.metric) || has(self.when.log)",
+            "the action Replace is for rules that name a pod: use when.metric or when.log, or Restart",
         ),
     )
 
@@ -166,7 +198,7 @@ class HealthRule(Model):
             raise ValueError(self.CEL[0][1])
         if self.for_seconds is not None and self.when.metric is None:
             raise ValueError(self.CEL[1][1])
-        if self.action is HealthAction.REPLACE and self.when.metric is None:
+        if self.action is HealthAction.REPLACE and self.when.metric is None and self.when.log is None:
             raise ValueError(self.CEL[2][1])
         return self
 
@@ -178,6 +210,24 @@ class HealthRule(Model):
     @property
     def goes_back(self) -> bool:
         return self.from_ is RestoreFrom.BEFORE_INCIDENT
+
+
+def list_patterns(rules: Iterable[HealthRule]) -> str:
+    """What the agents look for in the lines of their ranks, as JSON; "" if there is nothing."""
+    found = []
+    for rule in rules:
+        metric = rule.when.metric
+        if rule.when.log is not None:
+            found.append({"rule": rule.name, "pattern": rule.when.log})
+        elif metric is not None and metric.log is not None:
+            found.append({"rule": rule.name, "pattern": metric.log, "metric": metric.name})
+    # The kubelet would replace a $(NAME) in a variable.
+    return json.dumps(found).replace("$", "\\u0024") if found else ""
+
+
+def digest_patterns(listed: str) -> str:
+    """By which agents say what they look for; "" if that is nothing."""
+    return hashlib.sha256(listed.encode()).hexdigest()[:12] if listed else ""
 
 
 # Where a job has no rules of its own. They only report.

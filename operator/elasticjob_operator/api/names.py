@@ -65,6 +65,7 @@ ENV_CA_FILE: Final = "ELASTICJOB_CA_FILE"
 ENV_GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
 ENV_COMPARE_EVERY_STEPS: Final = "ELASTICJOB_COMPARE_EVERY_STEPS"  # only if wanted
 ENV_STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"  # over which paces are compared; only if wanted
+ENV_LOG_RULES: Final = "ELASTICJOB_LOG_RULES"  # JSON: what is looked for in the ranks' output; only if wanted
 ENV_HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"  # "auto", "0" (off) or seconds
 ENV_TERMINATION_LOG: Final = "ELASTICJOB_TERMINATION_LOG"  # the file whose end the kubelet tells
 TRACEPARENT: Final = "TRACEPARENT"  # W3C Trace Context; the agent puts the span of its world in

@@ -137,6 +137,16 @@ class Preflight(Wire):
     over: bool = False  # it has passed, or its time is up
 
 
+class Sign(Wire):
+    """The first line of a rank in a world that a rule of the job looks for."""
+
+    rule: Short
+    generation: Count = 0
+    rank: Count = 0
+    step: Count | None = None  # the last one that its pod had reported
+    line: Annotated[str, Field(max_length=256)] = ""
+
+
 class AgentState(Wire):
     """The complete state of an agent, sent in `hello` and after every change."""
 
@@ -154,6 +164,8 @@ class AgentState(Wire):
     beside: Count = 0  # the generation in which, for as long, nothing goes on but something beside their main threads
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
     preflight: Preflight | None = None  # of a job with health.preflight: Network
+    watches: Short | None = None  # a digest of the expressions that it looks for in the output of its workers
+    signs: Annotated[tuple[Sign, ...], Field(max_length=32), FailFast()] = ()  # what it has found in this world
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
     shards: Annotated[tuple[Count, ...], Field(max_length=2048), FailFast()] = ()
 
@@ -200,6 +212,8 @@ class Progress(Wire):
     checkpoint_ages: Annotated[dict[Short, Measured], Field(max_length=8)] | None = None
     metrics: dict[Short, float] = Field(default_factory=dict, max_length=MOST_METRICS)
     not_finite: list[Short] = Field(default_factory=list, max_length=MOST_METRICS)  # metrics that are NaN or infinite
+    # At which rank of the pod, if that is another one than `rank`.
+    not_finite_at: dict[Short, Count] = Field(default_factory=dict, max_length=MOST_METRICS)
 
 
 class Diagnosis(Wire):

@@ -79,6 +79,9 @@ COMMANDS: Final = {
         "convert_command",
         "Convert a job of another operator, a Slurm script or a TorchX application to an ElasticJob.",
     ),
+    "rules": _Place(
+        "rules", "rules", "Try the rules of a job (spec.health.rules) on a training that is known already."
+    ),
     "completion": _Place("completion", "completion", "Print a completion script."),
     "__complete": _Place("completion", "complete_for_kubectl", ""),
 }

@@ -16,6 +16,7 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.model.observe import Agent
+from elasticjob_operator.text import clean
 from elasticjob_operator.times import parse_time
 
 WINDOW: Final = 64  # reports by whose median a rule with `sigma` judges ...
@@ -23,6 +24,7 @@ LEAST: Final = 16  # ... or more than that, after which it judges at all
 RECENT: Final = 8  # reports of which the median may fall
 QUIET_SECONDS: Final = 60.0  # after the last bad report, until an incident is over
 MOST_BAD: Final = 32  # ranks that are remembered for a rule
+_MOST_LINE: Final = 256  # characters that are told
 _DEVIATION: Final = 1.4826  # of a normal distribution, in median distances to the median
 _LEAST_DEVIATION: Final = 0.01  # of the median: numbers that hardly change would deviate by any change
 
@@ -107,7 +109,9 @@ def look(before: Memory, spec: api.Spec, status: api.Status, agents: Mapping[str
         known = before.get(rule.name)
         if known is None or known.rule != rule or known.generation != world.generation:
             known = RuleMemory(rule, world.generation, now, len(world.members), best=_find_best(rule, status))
-        if rule.when.metric is not None:
+        if rule.when.log is not None:
+            found[rule.name] = _note_signs(known, world, agents, now)
+        elif rule.when.metric is not None:
             reports = [one for member, agent in told if (one := _read(rule.when.metric.name, member, agent))]
             found[rule.name] = note(known, reports, present=agents.keys())
         else:
@@ -124,10 +128,14 @@ def _find_best(rule: api.HealthRule, status: api.Status) -> float | None:
 def _read(name: str, member: api.Member, agent: Agent) -> Report | None:
     progress = agent.progress
     assert progress is not None, "only agents with a report are read"
-    value = find_value(progress, name)
-    if value is None:
-        return None
-    return Report(agent.progress_since, value, progress.rank, progress.step, member.pod, member.uid, member.node)
+    if name in progress.not_finite_at:
+        value, rank = math.nan, progress.not_finite_at[name]
+    else:
+        found, rank = find_value(progress, name), progress.rank
+        if found is None:
+            return None
+        value = found
+    return Report(agent.progress_since, value, rank, progress.step, member.pod, member.uid, member.node)
 
 
 def find_value(progress: wire.Progress, name: str) -> float | None:
@@ -206,6 +214,25 @@ def _find_wrong(check: api.MetricCheck, before: RuleMemory, report: Report) -> s
     if check.falls_percent is None or best is None or recent >= best * (1 - check.falls_percent / 100):
         return ""
     return f"{name} is {recent:g}, {100 * (1 - recent / best):.0f} % below its best of {best:g} with {before.size} pods"
+
+
+def _note_signs(before: RuleMemory, world: api.RendezvousStatus, agents: Mapping[str, Agent], now: float) -> RuleMemory:
+    """The pods of whose ranks one has written such a line in this world."""
+    bad: dict[str, Bad] = {}
+    for member in world.members:
+        agent = agents.get(member.uid)
+        signs = agent.state.signs if agent is not None else ()
+        sign = next((s for s in signs if s.rule == before.rule.name and s.generation == world.generation), None)
+        if sign is not None and len(bad) < MOST_BAD:
+            known = before.bad.get(member.uid)
+            report = Report(now, 0.0, sign.rank, sign.step, member.pod, member.uid, member.node)
+            text = f"wrote {text_of(sign.line)}"
+            bad[member.uid] = Bad(known.first if known else report, now, text, sign.step)
+    return replace(before, bad=bad)
+
+
+def text_of(line: str) -> str:
+    return repr(clean(line, _MOST_LINE))
 
 
 def _note_saves(before: RuleMemory, told: Sequence[tuple[api.Member, Agent]]) -> RuleMemory:

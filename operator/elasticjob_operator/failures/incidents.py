@@ -68,7 +68,7 @@ def _open(known: api.IncidentStatus | None, finding: Finding, status: api.Status
 
 def _has_watched(known: health_watch.RuleMemory | None, rule: api.HealthRule, now: float) -> bool:
     """Whether it is over as far as is known: an operator that has just started has to look for a while first."""
-    if rule.when.metric is None:
+    if rule.when.metric is None and rule.when.log is None:
         return True
     return known is not None and now - known.began >= health_watch.QUIET_SECONDS
 

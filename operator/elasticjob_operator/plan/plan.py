@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from elasticjob_operator import api
-from elasticjob_operator.api import names
+from elasticjob_operator.api import names, wire
 from elasticjob_operator.failures import backoff_rules, budget, health_watch, held_pods, incidents, silence, stragglers
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives, probing
@@ -94,7 +94,10 @@ def _warn(seen: Seen, made: Plan) -> Plan:
     """Set the condition `Warning` while there are warnings that do not stop the job."""
     held, held_at = held_pods.find_held(seen.pods, seen.now)
     made = replace(made, wake_at=first(made.wake_at, held_at))
-    before, notices = made.status.condition("Warning"), (*seen.job.notices, *held, *_find_untold(seen, made.status))
+    before, notices = (
+        made.status.condition("Warning"),
+        (*seen.job.notices, *held, *_find_untold(seen, made.status), *_find_unwatched(seen)),
+    )
     if not notices and (before is None or before.status == "False"):
         return made
     reason = notices[0].reason if notices else "NothingToTell"
@@ -112,6 +115,25 @@ def _find_untold(seen: Seen, status: api.Status) -> tuple[Notice, ...]:
     degraded = status.condition("Degraded")
     is_told = degraded is not None and degraded.status == "True" and degraded.reason == seen.problem[0]
     return () if is_told else (Notice(*seen.problem),)
+
+
+def _find_unwatched(seen: Seen) -> tuple[Notice, ...]:
+    """Pods whose output nobody looks at for the rules of the job."""
+    spec = seen.job.spec
+    wanted = api.digest_patterns(api.list_patterns(spec.health.rules or ())) if spec is not None else ""
+    if not wanted:
+        return ()
+    running = [a for a in seen.agents.values() if a.connected and a.state.phase is wire.AgentPhase.RUNNING]
+    found = sorted(agent.pod for agent in running if agent.state.watches != wanted)
+    if not found:
+        return ()
+    who = f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0]
+    message = (
+        f"health.rules: the output of {who} is not looked at for the expressions of the rules: expressions hold for "
+        "pods that are created after they were written, with a runtime that knows them and starts the workers itself. "
+        "Suspend and resume the job, or use the runtime of the operator's version"
+    )
+    return (Notice("RulesNotWatched", message),)
 
 
 def _report_quota(seen: Seen, made: Plan) -> Plan:

@@ -97,7 +97,9 @@ class Seen:
         items = sum(len(pod.sizes) // 32 for pod in self.pods) + (len(self.quota.shares) // 8 if self.quota else 0)
         for agent in self.agents.values():
             state = agent.state
-            items += len(state.shards) // 8 + (len(state.preflight.links) if state.preflight else 0)
+            items += (len(state.shards) + len(state.signs)) // 8 + (
+                len(state.preflight.links) if state.preflight else 0
+            )
             texts += sum(
                 len(one.traceback or "") + len(one.message or "") for one in (state.failure, state.unsaved) if one
             )

@@ -143,19 +143,25 @@ BAD_ACROSS_FIELDS = [
                 "without-pod",
                 {"when": {"noProgress": 3}, "action": "Replace"},
                 "spec.health.rules[0]",
-                "the action Replace needs a rule that names a pod, which is one with when.metric: use Restart",
+                "the action Replace is for rules that name a pod: use when.metric or when.log, or Restart",
             ),
             (
                 "with-two-causes",
                 {"when": {"noProgress": 3, "slow": {"firstStepSeconds": 9}}},
                 "spec.health.rules[0].when",
-                "when needs exactly one of metric, noProgress and slow",
+                "when needs exactly one of metric, log, noProgress and slow",
             ),
             (
                 "with-two-bounds",
                 {"when": {"metric": {"name": "loss", "above": 1, "below": 0}}},
                 "spec.health.rules[0].when.metric",
                 "a metric needs exactly one of notFinite, above, below, sigma and fallsPercent: write two rules",
+            ),
+            (
+                "that-waits-for-lines",
+                {"when": {"log": "ECC"}, "forSeconds": 5},
+                "spec.health.rules[0]",
+                "forSeconds needs when.metric: remove it",
             ),
             (
                 "without-limit",

@@ -32,6 +32,7 @@ MESSAGES = (
     wire.Failure,
     wire.Link,
     wire.Preflight,
+    wire.Sign,
     wire.Store,
     wire.Welcome,
     wire.DirectiveMessage,

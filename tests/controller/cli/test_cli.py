@@ -150,6 +150,41 @@ def test_a_report_of_a_recording_needs_no_cluster(cli: Run, tmp_path: Path) -> N
     assert "run: ElasticJob report" in page.read_text()
 
 
+RULES = [
+    {"name": "Ecc", "when": {"log": "(?i)ecc error"}, "action": "Replace"},
+    {"name": "Stuck", "when": {"noProgress": 3}},
+]
+
+
+def test_rules_are_tried_on_a_log(cli: Run, tmp_path: Path) -> None:
+    log, manifest = tmp_path / "log", tmp_path / "job.yaml"
+    log.write_text("step 1\nGPU 3: ECC error\nan ECC error again\n")
+    manifest.write_text(yaml.safe_dump(given.manifest(health={"rules": RULES})))
+    code, out, err = cli("rules", "test", str(log), "-f", str(manifest))
+    assert (code, err) == (0, "Stuck is not tested: no line tells it\n")
+    assert [line.split() for line in out.splitlines()] == [
+        ["RULE", "WHERE", "WHAT"],
+        ["Ecc", "line", "2", "wrote", "'GPU", "3:", "ECC", "error'"],
+    ]
+    log.write_text("step 1\n")
+    assert cli("rules", "test", str(log), "-f", str(manifest))[1] == "no rule would have fired\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (None, "a log has no rules of its own: name the manifest with them, -f FILE"),
+        ({"log": "(a+"}, "spec.health.rules[0].when.log: a ( is not closed: write \\( for the character"),
+    ],
+)
+def test_rules_that_cannot_be_tried(cli: Run, tmp_path: Path, rule: dict[str, Any] | None, said: str) -> None:
+    log, manifest = tmp_path / "log", tmp_path / "job.yaml"
+    log.write_text("step 1\n")
+    manifest.write_text(yaml.safe_dump(given.manifest(health={"rules": [{"name": "A", "when": rule}]})))
+    code, _, err = cli("rules", "test", str(log), *(() if rule is None else ("-f", str(manifest))))
+    assert code == 2 and said in err
+
+
 def test_completion(cli: Run) -> None:
     for shell in ("bash", "zsh", "fish", "kubectl"):
         code, out, _ = cli("completion", shell)

@@ -183,3 +183,20 @@ def test_an_empty_list_says_where_else_to_look(
     answer_with(Replay())
     assert run(["list"]) == 0
     assert "no ElasticJobs found; -A looks in all namespaces" in capsys.readouterr().out
+
+
+def test_rules_are_tried_on_the_reports_that_a_job_keeps(
+    answer_with: Callable[[Replay], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = [
+        {"time": f"2026-01-01T00:{i:02}:00Z", "step": i, "metrics": {"loss": 9.0 if i == 20 else 1.0}}
+        for i in range(30)
+    ]
+    fired = {"rule": "High", "count": 1, "lastTime": "2026-01-01T00:20:03Z", "message": "rank 0: loss is 9, above 5"}
+    found = job(progress={"step": 30, "history": {"reports": reports}}, incidents=[fired], timeline=[])
+    found.raw["spec"]["health"] = {"rules": [{"name": "High", "when": {"metric": {"name": "loss", "above": 5}}}]}
+    answer_with(Replay(Change("ADDED", found)))
+    assert run(["rules", "test", "digits"]) == 0
+    out = capsys.readouterr().out
+    assert "High has fired 1 times, the last time at 2026-01-01T00:20:03Z: rank 0: loss is 9, above 5" in out
+    assert "step 20" in out and "loss is 9, above 5" in out

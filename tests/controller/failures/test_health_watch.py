@@ -222,3 +222,27 @@ def test_a_save_that_takes_too_long(waited: list[float | None], found: bool) -> 
     assert [one.message for one in told.values()] == (
         ["rank 0 (digits-worker-0 on node0): its steps waited 40 s for a save at step 1"] if found else []
     )
+
+
+def test_a_line_that_a_rank_wrote_counts_in_its_world_and_names_the_rank() -> None:
+    spec = spec_of({"name": "Ecc", "when": {"log": "ECC"}, "action": "Replace"})
+    sign = wire.Sign(rule="Ecc", generation=2, rank=5, step=40, line="GPU 3:\tECC \x1b[31merror")
+    agents = {"u1": make_agent(1, "running", 2, said={"signs": (sign,)})}
+    status = api.Status(rendezvous=make_world(2, (0, 1)))
+    memory = health_watch.look({}, spec, status, agents, NOW)
+    found = health_watch.find(spec, status, memory, NOW)["Ecc"]
+    assert found.message == "rank 5 (digits-worker-1 on node1): wrote 'GPU 3: ECC  [31merror' at step 40"
+    assert (found.step, found.good, found.uid) == (40, 40, "u1")
+    memory = health_watch.look(memory, spec, status, agents, NOW + 300)
+    assert health_watch.find(spec, status, memory, NOW + 300), "until there is another world"
+    later = api.Status(rendezvous=make_world(3, (0, 1)))
+    assert health_watch.find(spec, later, health_watch.look(memory, spec, later, agents, NOW), NOW) == {}
+    other = spec_of({"name": "Other", "when": {"log": "ECC"}})
+    assert health_watch.find(other, status, health_watch.look({}, other, status, agents, NOW), NOW) == {}
+
+
+def test_a_rank_that_is_not_the_first_of_its_pod_is_named() -> None:
+    told = tell(0, 7, NOW, metrics={"loss": 2.0}, not_finite_at={"loss": 3})
+    spec, status = spec_of(rule(notFinite=True)), api.Status(rendezvous=make_world(1, (0, 1)))
+    memory = health_watch.look({}, spec, status, {"u0": told}, NOW)
+    assert health_watch.find(spec, status, memory, NOW)["Rule"].rank == 3

@@ -8,7 +8,8 @@ rank: the loss is NaN on the nodes that have a file of their name in the folder.
 spike: once, from step 43 on, the loss is a hundred times as high, and so it stays.
 sink: from step 250 on, each step takes ten times as long.
 crash: it fails at step 17.
-well: nothing.
+ecc: ranks on the nodes that have a file of their name write an error to their log, from then on.
+logged: it reports nothing, and writes the loss, which is NaN from step 20 on.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ with elasticjob.init("gloo") as world:
             loss = float("nan")
         if illness == "crash" and step == 17:
             raise ValueError("bad sample")
-        elasticjob.report(step=step, samples=8, loss=loss)
+        if illness == "ecc" and node.exists():
+            print("NVRM: Xid 48: GPU 0: Uncorrectable ECC error", file=sys.stderr, flush=True)
+        if illness == "logged":
+            print(f"step {step} loss={loss if step < 20 else float('nan')}", flush=True)
+        else:
+            elasticjob.report(step=step, samples=8, loss=loss)
         world.barrier()
         if checkpoint.should_save(step):
             checkpoint.save(step)

@@ -82,6 +82,24 @@ def test_sessions_end_with_their_world_if_the_hub_wants_other_ones(checkpoint: b
     assert kinds(done) == [wire.STOPPING], "workers without a session always end"
 
 
+def test_the_first_line_of_each_rank_that_a_rule_looks_for_is_told_until_there_is_a_new_world() -> None:
+    signs = [wire.Sign("Ecc", 3, rank, 40, "ECC error") for rank in (2, 3, 2)]
+    old, more = wire.Sign("Ecc", 2, 1), [wire.Sign(f"Rule{i}", 3) for i in range(wire.MAX_SIGNS)]
+    state, done = play(make_state(Stage.RUNNING), *(events.Wrote(sign) for sign in (*signs, old)))
+    assert state.published.signs == tuple(signs[:2])
+    assert len(phases(done)) == 2, "the second line of a rank is no news"
+    state, _ = play(state, *(events.Wrote(sign) for sign in more))
+    assert len(state.published.signs) == wire.MAX_SIGNS
+    ready = replace(make_state(Stage.READY), published=replace(state.published, phase=wire.READY, store=STORE))
+    state, _ = play(ready, hub_changed(world(4)), events.Entered(4))
+    assert state.published.signs == ()
+
+
+def test_it_says_what_it_looks_for() -> None:
+    state, done = play(make_state(Stage.IDLE), events.Watches("0123"))
+    assert state.published.watches == "0123" and len(phases(done)) == 1
+
+
 def test_a_newcomer_joins_a_world_and_leaves_it() -> None:
     state = State(wire.AgentState(address="10.0.0.1"), 30.0)
     state, done = play(state, hub_changed(), events.Sized(2), events.Wanted())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from elasticjob.protocol import wire
-from elasticjob.protocol.steps import OwnTimes, Saves, Steps, read_progress
+from elasticjob.protocol.steps import Numbers, OwnTimes, Saves, Steps, read_progress
 
 
 @pytest.mark.parametrize(
@@ -116,3 +118,37 @@ def test_copies_are_as_old_as_the_agent_has_known_them(
     for checkpoint, at in seen:
         saves.note_copies(checkpoint, at)
     assert saves.find_ages(100.0) == ({} if age is None else {"Copies": age})
+
+
+def tell(step: int = 5, rank: int = 2, wrong: tuple[str, ...] = (), **metrics: float) -> wire.Progress:
+    return wire.Progress(generation=1, rank=rank, step=step, metrics=metrics, not_finite=list(wrong))
+
+
+def test_a_metric_that_is_no_number_at_another_rank_of_the_pod_is_told_with_that_rank() -> None:
+    numbers = Numbers()
+    numbers.report(0, tell(loss=1.0))
+    numbers.report(3, tell(rank=5, wrong=("loss", "norm")))
+    numbers.report(1, tell(rank=3, wrong=("norm",)))
+    found = numbers.complete(tell(loss=1.0), 2)
+    assert (found.metrics, found.not_finite, found.not_finite_at) == ({"loss": 1.0}, [], {"norm": 3, "loss": 5})
+    numbers.report(3, tell(rank=5, loss=1.0))
+    numbers.report(1, tell(rank=3, loss=1.0))
+    assert numbers.complete(tell(loss=1.0), 2) == tell(loss=1.0)
+
+
+def test_numbers_of_the_log_are_those_of_a_report_unless_the_script_reports_them() -> None:
+    numbers = Numbers()
+    numbers.note("loss", 0, 2.5)
+    numbers.note("norm", 1, math.nan)
+    found = numbers.complete(tell(), 4)
+    assert (found.metrics, found.not_finite, found.not_finite_at) == ({"loss": 2.5}, [], {"norm": 5})
+    numbers.note("loss", 0, math.nan)
+    found = numbers.complete(found, 4)
+    assert (found.metrics, found.not_finite) == ({}, ["loss"])
+    numbers.note("loss", 0, 2.0)
+    assert numbers.complete(found, 4).metrics == {"loss": 2.0} and not numbers.complete(found, 4).not_finite
+    numbers.report(0, tell(loss=9.0))
+    assert numbers.complete(tell(loss=9.0), 4).metrics == {"loss": 9.0}
+    for i in range(100):
+        numbers.note(f"metric{i}", 0, 1.0)
+    assert len(numbers.complete(tell(), 4).metrics) <= wire.MAX_METRICS

@@ -65,6 +65,8 @@ STATE = wire.AgentState(
         links=(Link("uid-2", 0.0002, 4e8, -0.5), Link("uid-3", problem="no connection to 10.0.0.5: timed out")),
         over=True,
     ),
+    watches="0123456789ab",
+    signs=(wire.Sign("EccError", 7, 3, 40, "Uncorrectable ECC error"),),
     shards=(3, 4),
 )
 PROGRESS = wire.Progress(
@@ -87,6 +89,7 @@ PROGRESS = wire.Progress(
     checkpoint_ages={"File": 61.5, "Copies": 40.0},
     metrics={"loss": 0.5},
     not_finite=["grad_norm"],
+    not_finite_at={"accuracy": 3},
 )
 SAID = {
     "hello": wire.hello("agent-1", {"torch": "2.13.0"}, STATE, peers=True),

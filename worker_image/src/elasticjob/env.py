@@ -29,6 +29,7 @@ GRACE_SECONDS: Final = "ELASTICJOB_GRACEFUL_SHUTDOWN_SECONDS"
 STRAGGLER_SECONDS: Final = "ELASTICJOB_STRAGGLER_SECONDS"
 COMPARE_EVERY_STEPS: Final = "ELASTICJOB_COMPARE_EVERY_STEPS"
 HANG_TIMEOUT: Final = "ELASTICJOB_HANG_TIMEOUT_SECONDS"
+LOG_RULES: Final = "ELASTICJOB_LOG_RULES"  # JSON: what to look for in the output of the workers
 TERMINATION_LOG: Final = "ELASTICJOB_TERMINATION_LOG"  # the file whose end the kubelet tells
 PREFLIGHT: Final = "ELASTICJOB_PREFLIGHT"
 PREFLIGHT_SECONDS: Final = "ELASTICJOB_PREFLIGHT_TIMEOUT_SECONDS"
@@ -120,6 +121,7 @@ class Settings:
     in_process: bool | None = None  # None: determined by the script and the hub
     checkpoints: Checkpoints | None = None
     termination_log: Path | None = None
+    log_rules: str = ""  # JSON
 
     @property
     def endpoint(self) -> str:
@@ -264,5 +266,6 @@ def load(environ: Mapping[str, str], local_addr: str | None = None) -> Settings:
         preflight_seconds=_number(environ, PREFLIGHT_SECONDS, 180.0),
         in_process=is_in_process(environ),
         checkpoints=_checkpoints(environ),
+        log_rules=environ.get(LOG_RULES, ""),
         termination_log=Path(told) if (told := environ.get(TERMINATION_LOG, "").strip()) else None,
     )

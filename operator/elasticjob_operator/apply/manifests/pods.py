@@ -97,6 +97,8 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         variables.append({"name": names.ENV_PREFLIGHT_SECONDS, "value": seconds})
     if spec.health.compare_every_steps:
         variables.append({"name": names.ENV_COMPARE_EVERY_STEPS, "value": str(spec.health.compare_every_steps)})
+    if listed := api.list_patterns(spec.health.rules or ()):
+        variables.append({"name": names.ENV_LOG_RULES, "value": listed})
     if spec.health.stragglers is not None:
         variables.append({"name": names.ENV_STRAGGLER_SECONDS, "value": str(stragglers.WINDOW_SECONDS)})
     return variables + _rendezvous_environment(job, spec, index, settings)

@@ -53,6 +53,20 @@ class Sized(Event):
 
 
 @dataclass(frozen=True)
+class Watches(Event):
+    """The output of the workers is looked at for the rules of the job."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class Wrote(Event):
+    """A worker has written a line that a rule of the job looks for."""
+
+    sign: wire.Sign
+
+
+@dataclass(frozen=True)
 class Checked(Event):
     """The preflight goes on: where this pod answers probes, and what it has measured."""
 

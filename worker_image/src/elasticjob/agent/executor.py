@@ -18,7 +18,7 @@ import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from elasticjob import __version__
-from elasticjob.agent import events, hub_client, machine, rules, stores, torch_agent
+from elasticjob.agent import events, hub_client, machine, output, rules, stores, torch_agent
 from elasticjob.agent.events import Action, Event
 from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.agent.state import Stage, State
@@ -59,6 +59,7 @@ class Executor:
         self._ended = self._noticed = 0  # workers that have ended, and how many of them torch's loop has looked at
         self._crash: Exception | None = None
         self._examining = threading.Lock()
+        self._written: set[tuple[int, str, int]] = set()  # generation, rule and rank of the lines that were told
         self._thread = threads.Thread(self._run, name="elasticjob-agent")
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
         self.workers = LocalWorkers(self.hub, settings.hang_timeout, self.find_place, self._on_message)
@@ -259,6 +260,19 @@ class Executor:
         if agent is None:
             return None
         return torch_agent.find_failure(agent, *self.find_place(), self.workers.killed, self.workers.restarts)
+
+    # The output of workers, in the thread that passes it on.
+
+    def note_line(self, rule: output.LogRule, local_rank: int, line: str) -> None:
+        generation, first_rank = self.find_place()
+        place, step = (rule.name, first_rank + local_rank), self.workers.last_step
+        if (generation, *place) not in self._written:
+            self._written = {one for one in self._written if one[0] == generation} | {(generation, *place)}
+            shown = "".join(letter if letter.isprintable() else " " for letter in line)
+            self.post(events.Wrote(wire.Sign(*(rule.name, generation, place[1], step, shown[: wire.MAX_LINE]))))
+
+    def note_number(self, metric: str, local_rank: int, value: float) -> None:
+        self.workers.note_number(metric, local_rank, value)
 
     # Workers.
 

@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elasticjob import env
-from elasticjob.agent import claim, events, rules, torch_agent
+from elasticjob.agent import claim, events, output, rules, torch_agent
 from elasticjob.agent.executor import Executor, JoinError
 from elasticjob.channel import shared_memory
 from elasticjob.diagnose import doctor
@@ -84,6 +84,9 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._checked = False
         self._responder: probe.Responder | None = None
         self._server = fork_server.ForkServer()
+        self._output = output.Output(
+            output.read_rules(executor.settings.log_rules), executor.note_line, executor.note_number
+        )
         os.environ[env.CONTROL] = executor.workers.path  # the workers inherit it
         os.environ[env.RUN_ID] = run_id
         memory = shared_memory.claim()
@@ -96,9 +99,9 @@ class ElasticJobRendezvous(RendezvousHandler):
     def adopt(self, server: fork_server.ForkServer) -> None:
         """Start workers from this fork server."""
         self._server = server
-        fork_server.serve_torch(
-            server, self.catch_sigterm
-        )  # torch installs its own SIGTERM handler before it starts workers
+        # torch installs its own SIGTERM handler before it starts workers
+        if fork_server.serve_torch(server, self.catch_sigterm, self._output.tap) and self.executor.settings.log_rules:
+            self.executor.post(events.Watches(output.digest(self.executor.settings.log_rules)))
 
     def get_backend(self) -> str:
         return env.BACKEND
@@ -220,6 +223,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Called last by torchrun. The exception being handled, if any, tells why the run ended."""
         self._closed = True
+        self._output.close()
         self._server.close()
         error, state = sys.exc_info()[1], self.executor.state
         if error is not None:  # after success, what a script has started may end its work

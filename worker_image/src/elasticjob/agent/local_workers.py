@@ -47,6 +47,8 @@ class LocalWorkers:
         self._own_times = steps.OwnTimes()
         self._steps = steps.Steps()  # of local rank 0
         self.saves = steps.Saves()
+        self._numbers = steps.Numbers()
+        self._told: wire.Progress | None = None  # the last report
         self._looks = looks.Looks(hang_timeout)
         self._evidence: wire.Failure | None = None
         self._is_told = False  # where the workers are, which are not active, though something goes on
@@ -75,6 +77,7 @@ class LocalWorkers:
         with self._lock:
             self._unsaved.clear()
             self._own_times = steps.OwnTimes()
+            self._numbers, self._told = steps.Numbers(), None
             self._watch = hang.Watch(self._hang_timeout)
             self._looks.begin()
             self._evidence = None
@@ -105,11 +108,30 @@ class LocalWorkers:
             ages = self.saves.find_ages(now)
             told = steps.read_progress(message, generation, self._own_times.find_slowest(first_rank), ages)
             self._watch.report(now, told.step)
+            self._numbers.report(peer.local_rank, told)
+            told = self._numbers.complete(told, first_rank)
+            if peer.local_rank == 0:
+                self._told = told
         if peer.local_rank != 0:
             return
         began_again = self._steps.report(peer.pid, told.step)
         if began_again is not None:
             logger.warning(began_again)
+        self._hub.report(told)
+
+    @property
+    def last_step(self) -> int | None:
+        """That local rank 0 has reported in this world."""
+        told = self._told
+        return None if told is None else told.step
+
+    def note_number(self, metric: str, local_rank: int, value: float) -> None:
+        """A worker has written a number that a rule of the job looks for."""
+        generation, first_rank = self._find_place()
+        with self._lock:
+            self._numbers.note(metric, local_rank, value)
+            before = self._told or wire.Progress(generation=generation, rank=first_rank)
+            self._told = told = self._numbers.complete(before, first_rank)
         self._hub.report(told)
 
     # Sessions.

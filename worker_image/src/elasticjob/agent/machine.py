@@ -56,6 +56,19 @@ def _sized(state: State, event: events.Sized, now: float) -> Result:
     return (state, ()) if event.nproc == state.published.nproc else stages.publish(state, nproc=event.nproc)
 
 
+def _watches(state: State, event: events.Watches, now: float) -> Result:
+    return stages.publish(state, watches=event.digest)
+
+
+def _wrote(state: State, event: events.Wrote, now: float) -> Result:
+    """The first line of each rank counts, until there is a new world."""
+    known, sign = state.published.signs, event.sign
+    is_known = any((one.rule, one.rank) == (sign.rule, sign.rank) for one in known)
+    if is_known or sign.generation != state.generation or len(known) >= wire.MAX_SIGNS:
+        return state, ()
+    return stages.publish(state, signs=(*known, sign))
+
+
 def _checked(state: State, event: events.Checked, now: float) -> Result:
     return stages.publish(state, preflight=event.found)
 
@@ -101,7 +114,7 @@ def _entered(state: State, event: events.Entered, now: float) -> Result:
     state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, deadline=None, idle=())
     state = replace(state, evidence=None, failure=None, waiting=frozenset())
     state, published = stages.publish(
-        state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None, unsaved=None
+        state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None, unsaved=None, signs=()
     )
     return state, (*published, events.Begin(world, state.keeps_memory))
 
@@ -217,6 +230,8 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.Terminated: _terminated,
     events.Sized: _sized,
     events.Checked: _checked,
+    events.Watches: _watches,
+    events.Wrote: _wrote,
     events.Wanted: _wanted,
     events.Listening: _listening,
     events.Entered: _entered,

@@ -33,6 +33,10 @@ _KILLS = 3
 _MOST_NAMES = 8
 
 
+# The files that a worker gets, given its environment and those that it would have.
+Tap = Callable[[Mapping[str, str], Any, Any], contextlib.AbstractContextManager[tuple[Any, Any]]]
+
+
 class Process(Protocol):
     """The interface that torch's agent needs of a worker process; `subprocess.Popen` satisfies it."""
 
@@ -232,21 +236,25 @@ def can_warm(command: tuple[str, ...]) -> bool:
     return len(command) >= 3 and command[:2] == (sys.executable, "-u")
 
 
-def serve_torch(server: ForkServer, on_start: Callable[[], None]) -> None:
+def serve_torch(server: ForkServer, on_start: Callable[[], None], tap: Tap) -> bool:
     """Make torch's agent start its worker processes from the fork server, if this version of torch allows it.
 
-    `on_start` is called before each start, which may take a while.
+    `on_start` is called before each start, which may take a while; `tap` says what the worker writes to. Returns
+    whether it does.
     """
     # Imported here: this module is loaded before torch is.
     from elasticjob.torchcompat import workers
 
     def start(command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
         on_start()
-        return server.start(command, env, stdout, stderr)
+        with tap(env, stdout, stderr) as (out, err):
+            return server.start(command, env, out, err)
 
     if not workers.replace_start(start):
         logger.warning("This version of torch does not allow a warm start; workers start cold.")
         server.disown()
+        return False
+    return True
 
 
 def is_wanted(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:

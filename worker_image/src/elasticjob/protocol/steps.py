@@ -5,8 +5,10 @@ It recognises a script that loads no checkpoint: its new process reports the fir
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -91,6 +93,46 @@ class Saves:
 
     def find_ages(self, now: float) -> dict[str, float]:
         return {tier: round(now - taken, 1) for tier, taken in self._taken.items()}
+
+
+class Numbers:
+    """The metrics of the ranks of a pod that are no number, and those that they wrote to their logs."""
+
+    def __init__(self) -> None:
+        self._wrong: dict[int, frozenset[str]] = {}  # by local rank, as reported
+        self._reported: set[str] = set()  # by the script, at local rank 0
+        self._written: dict[str, dict[int, float]] = {}  # by metric and local rank
+
+    def report(self, local_rank: int, told: wire.Progress) -> None:
+        self._wrong[local_rank] = frozenset(told.not_finite)
+        if local_rank == 0:
+            self._reported = {*told.metrics, *told.not_finite}
+
+    def note(self, metric: str, local_rank: int, value: float) -> None:
+        """A number that a rank wrote to its log."""
+        if metric in self._written or len(self._written) < wire.MAX_METRICS:
+            self._written.setdefault(metric, {})[local_rank] = value
+
+    def complete(self, told: wire.Progress, first_rank: int) -> wire.Progress:
+        """The report of local rank 0 with what is known of the others. What the script reports comes first."""
+        metrics, wrong = dict(told.metrics), list(told.not_finite)
+        for name, values in self._written.items():
+            value = values.get(0)
+            if value is None or name in self._reported:
+                continue
+            if math.isfinite(value):
+                metrics[name] = value
+                wrong = [one for one in wrong if one != name]
+            else:
+                metrics.pop(name, None)
+                wrong = [*wrong, *(() if name in wrong else (name,))]
+        at: dict[str, int] = {}
+        for rank in sorted({*self._wrong, *(rank for values in self._written.values() for rank in values)} - {0}):
+            written = (name for name, values in self._written.items() if math.isnan(values.get(rank, 0.0)))
+            for name in (*self._wrong.get(rank, ()), *written):
+                at.setdefault(name, first_rank + rank)
+        at = {name: rank for name, rank in at.items() if name not in wrong}
+        return replace(told, metrics=metrics, not_finite=wrong, not_finite_at=at)
 
 
 def read_progress(

@@ -23,6 +23,8 @@ MAX_TRACEBACK: Final = 16384
 MAX_DIAGNOSIS: Final = 40 * 1024
 MAX_METRICS: Final = 32
 MAX_SHARDS: Final = 2048
+MAX_SIGNS: Final = 32
+MAX_LINE: Final = 256
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -169,6 +171,26 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Sign:
+    """The first line of a rank in a world that a rule of the job looks for."""
+
+    rule: str
+    generation: int = 0
+    rank: int = 0
+    step: int | None = None  # the last one that its pod had reported
+    line: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        return fields.drop_none(
+            rule=fields.fit(self.rule, MAX_NAME),
+            generation=self.generation,
+            rank=self.rank,
+            step=self.step,
+            line=fields.fit(self.line, MAX_LINE),
+        )
+
+
+@dataclass(frozen=True)
 class AgentState:
     """The complete state that an agent reports."""
 
@@ -186,6 +208,8 @@ class AgentState:
     beside: int = 0  # the generation in which nothing goes on but something beside their main threads
     checkpoint: Checkpoint | None = None  # of a job with `spec.checkpoints`
     preflight: Preflight | None = None  # of a job with `health.preflight: Network`
+    watches: str = ""  # a digest of the expressions that it looks for in the output of its workers
+    signs: tuple[Sign, ...] = ()  # what it has found in this world
     shards: tuple[int, ...] = ()  # with `ready`: of a model that its workers have in memory, if others lack them
 
     def dump(self) -> dict[str, Any]:
@@ -204,6 +228,8 @@ class AgentState:
             beside=self.beside or None,
             checkpoint=None if self.checkpoint is None else self.checkpoint.dump(),
             preflight=None if self.preflight is None else self.preflight.dump(),
+            watches=self.watches or None,
+            signs=[sign.dump() for sign in self.signs[:MAX_SIGNS]] or None,
             shards=list(self.shards[:MAX_SHARDS]) or None,
         )
 
@@ -231,6 +257,7 @@ class Progress:
     checkpoint_ages: dict[str, float] = field(default_factory=dict)  # of the last finished ones, in seconds, by tier
     metrics: dict[str, float] = field(default_factory=dict)
     not_finite: list[str] = field(default_factory=list)  # metrics that are NaN or infinite
+    not_finite_at: dict[str, int] = field(default_factory=dict)  # at which rank of the pod, if not at `rank`
 
     def dump(self) -> dict[str, Any]:
         return fields.drop_none(
@@ -253,6 +280,8 @@ class Progress:
             checkpointAges=self.checkpoint_ages or None,
             metrics={fields.fit(name, MAX_NAME): value for name, value in list(self.metrics.items())[:MAX_METRICS]},
             notFinite=[fields.fit(name, MAX_NAME) for name in self.not_finite[:MAX_METRICS]] or None,
+            notFiniteAt={fields.fit(name, MAX_NAME): r for name, r in list(self.not_finite_at.items())[:MAX_METRICS]}
+            or None,
         )
 
 

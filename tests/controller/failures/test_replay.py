@@ -1,0 +1,75 @@
+"""What rules would have found in the reports that a status keeps, and in the lines of a log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.builders import NOW, make_spec
+from elasticjob_operator import api
+from elasticjob_operator.failures import replay
+from elasticjob_operator.times import format_time
+
+
+def rules_of(*rules: dict[str, Any]) -> list[api.HealthRule]:
+    return make_spec(health={"rules": list(rules)}).health.rules or []
+
+
+def status_of(losses: list[float], worlds: tuple[tuple[int, int], ...] = ((0, 2),)) -> api.Status:
+    """A report every ten seconds; worlds by the number of the report that is their first, and their size."""
+    reports = [
+        api.ReportStatus(time=format_time(NOW + 10 * i), step=i, metrics={"loss": loss})
+        for i, loss in enumerate(losses)
+    ]
+    timeline = [
+        api.WorldStatus(generation=i, time=format_time(NOW + 10 * first), size=size)
+        for i, (first, size) in enumerate(worlds, 1)
+    ]
+    progress = api.ProgressStatus(step=1, history=api.ReportHistory(reports=reports))
+    return api.Status(progress=progress, timeline=timeline)
+
+
+def metric(**check: Any) -> dict[str, Any]:
+    return {"name": "Rule", "when": {"metric": {"name": "loss", **check}}}
+
+
+def test_reports_of_a_status() -> None:
+    found = replay.replay_reports(rules_of(metric(above=5)), status_of([1.0] * 20 + [9.0] + [1.0] * 20))
+    assert [(one.rule, one.where, one.message) for one in found.fired] == [("Rule", "step 20", "loss is 9, above 5")]
+    assert found.untested == ()
+
+
+def test_each_world_is_judged_by_itself() -> None:
+    losses = [1.0] * 20 + [9.0] * 20
+    spike = rules_of(metric(sigma=6))
+    assert [one.where for one in replay.replay_reports(spike, status_of(losses)).fired] == ["step 20"]
+    assert replay.replay_reports(spike, status_of(losses, ((0, 2), (20, 4)))).fired == ()
+    assert replay.replay_reports(spike, status_of([])).untested == (("Rule", "no such report is kept"),)
+
+
+def test_what_reports_do_not_show_is_named() -> None:
+    found = replay.replay_reports(
+        rules_of(
+            metric(notFinite=True), {"name": "Stuck", "when": {"noProgress": 2}}, {"name": "Log", "when": {"log": "a"}}
+        ),
+        status_of([1.0] * 20),
+    )
+    assert dict(found.untested) == {
+        "Rule": "only finite numbers are kept",
+        "Stuck": "it is known only while the job runs",
+        "Log": "reports do not show it; pipe a log to `rules test -`",
+    }
+
+
+def test_lines_of_a_log() -> None:
+    wanted = rules_of(
+        {"name": "Ecc", "when": {"log": "(?i)ecc error"}},
+        {"name": "Finite", "when": {"metric": {"name": "loss", "log": "loss=(\\S+)", "notFinite": True}}},
+        {"name": "Reported", "when": {"metric": {"name": "loss", "above": 1}}},
+    )
+    lines = ["start\n", "loss=2.5\n", "ECC error\n", "loss=nan\n", "an ecc error again\n", "loss=oops\n"]
+    found = replay.replay_lines(wanted, lines)
+    assert [(one.rule, one.where, one.message) for one in found.fired] == [
+        ("Ecc", "line 3", "wrote 'ECC error'"),
+        ("Finite", "line 4", "loss is NaN or infinite"),
+    ]
+    assert found.untested == (("Reported", "no line tells it"),)

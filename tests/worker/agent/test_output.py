@@ -1,0 +1,105 @@
+"""What workers write reaches the log as it is, and each line is looked at for the rules of the job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticjob.agent import output
+from elasticjob.agent.output import Output
+
+pytestmark = pytest.mark.timeout(60)
+
+RULES = json.dumps(
+    [{"rule": "Ecc", "pattern": "(?i)ecc error"}, {"rule": "Loss", "pattern": "loss=([0-9.]+|nan)", "metric": "loss"}]
+)
+
+
+class Heard:
+    def __init__(self, rules: str = RULES) -> None:
+        self.lines: list[tuple[str, int, str]] = []
+        self.numbers: list[tuple[str, int, float]] = []
+        self.output = Output(
+            output.read_rules(rules),
+            lambda rule, rank, line: self.lines.append((rule.name, rank, line)),
+            lambda metric, rank, value: self.numbers.append((metric, rank, value)),
+        )
+
+    def run(self, program: str, folder: Path, rank: int = 0) -> tuple[int, bytes, bytes]:
+        """Run a program whose output and errors go to files; its exit code, and what the files have."""
+        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+            with self.output.tap({"LOCAL_RANK": str(rank)}, out, err) as (stdout, stderr):
+                started = subprocess.Popen([sys.executable, "-u", "-c", program], stdout=stdout, stderr=stderr)
+            code = started.wait()
+        self.output.close()
+        return code, (folder / "out").read_bytes(), (folder / "err").read_bytes()
+
+
+WRITES = r"""
+import sys, os
+for loss in ("2.5", "1.5", "nan"):
+    print(f"loss={loss}")
+os.write(1, b"\xff\xfe half a character\r\n" + b"x" * 100_000 + b"\n")
+print("GPU 3: ECC Error", file=sys.stderr)
+sys.stderr.write("no newline, loss=4.0")
+sys.exit(3)
+"""
+
+
+def test_all_that_is_written_is_passed_on_and_looked_at(tmp_path: Path) -> None:
+    heard = Heard()
+    code, out, err = heard.run(WRITES, tmp_path, rank=2)
+    assert code == 3
+    assert out == b"loss=2.5\nloss=1.5\nloss=nan\n\xff\xfe half a character\r\n" + b"x" * 100_000 + b"\n"
+    assert err == b"GPU 3: ECC Error\nno newline, loss=4.0"
+    assert heard.lines == [("Ecc", 2, "GPU 3: ECC Error")]
+    assert [str(value) for _, _, value in sorted(heard.numbers, key=str)] == ["1.5", "2.5", "4.0", "nan"]
+    assert heard.output._streams == {}, "nothing is left open"
+
+
+def test_without_a_rule_workers_write_where_they_would() -> None:
+    with Heard("").output.tap({}, None, 5) as files:
+        assert files == (None, 5)
+
+
+@pytest.mark.parametrize("rules", ["{", "[1]", '[{"rule": "A"}]', '[{"rule": "A", "pattern": "("}]', "{}"])
+def test_rules_that_are_not_understood_are_told_and_nothing_is_looked_for(
+    rules: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "elasticjob"):
+        assert output.read_rules(rules) == []
+    assert "are not understood" in caplog.text
+
+
+def test_a_mistake_in_the_looking_does_not_stop_the_passing_on(tmp_path: Path) -> None:
+    heard = Heard()
+    heard.output._on_line = lambda rule, rank, line: 1 / 0  # type: ignore[assignment, return-value]
+    _, out, _ = heard.run("for _ in range(10_000): print('an ECC error in a line')", tmp_path)
+    assert out.count(b"\n") == 10_000
+
+
+def test_more_than_can_be_looked_at_is_passed_on_all_the_same(tmp_path: Path) -> None:
+    """An expression that takes its time for each line, and a rank that writes 20,000 of them."""
+    slow = json.dumps([{"rule": "Slow", "pattern": "(.*a){20}z"}])
+    heard = Heard(slow)
+    program = "import sys\nfor i in range(20_000): sys.stdout.write('ab' * 40 + str(i) + 'z\\n')"
+    _, out, _ = heard.run(program, tmp_path)
+    assert out.count(b"\n") == 20_000
+    assert heard.output._budget.left <= 1.0
+
+
+def test_a_log_that_nobody_reads_does_not_end_the_worker(tmp_path: Path) -> None:
+    heard = Heard()
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb") as gone, heard.output.tap({}, gone, gone) as (out, err):
+        started = subprocess.Popen([sys.executable, "-u", "-c", WRITES], stdout=out, stderr=err)
+    assert started.wait() == 3
+    heard.output.close()
+    assert heard.lines
