@@ -40,6 +40,8 @@ class SimAgent:
     port: int = 0
     failure: wire.Failure | None = None
     unsaved: wire.Failure | None = None
+    watches: str | None = None  # which expressions it looks for
+    signs: tuple[wire.Sign, ...] = ()  # and has found
     cannot_save: bool = False  # its script raises when it is asked to save
     alive: bool = True
     paused: bool = False
@@ -69,6 +71,8 @@ class SimAgent:
             quiet=self.quiet,
             beside=self.beside,
             preflight=self.check,
+            watches=self.watches,
+            signs=self.signs,
         )
 
     def say(self, phase: AgentPhase) -> None:

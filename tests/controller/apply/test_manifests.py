@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,11 @@ def test_environment_of_the_operators_rendezvous() -> None:
     assert env["ELASTICJOB_CA_FILE"] == "/var/run/secrets/elasticjob.dev/ca.crt"
     assert "ELASTICJOB_STRAGGLER_SECONDS" not in env, "nothing is measured unless the job asks for it"
     assert "ELASTICJOB_COMPARE_EVERY_STEPS" not in env
+    rule = {"name": "Ends", "when": {"log": "(?:error|$(HOME))$"}}
+    looked_for = environment(build(make_spec(health={"rules": [rule]})))["ELASTICJOB_LOG_RULES"]
+    assert "$" not in looked_for, "the kubelet would replace it"
+    assert json.loads(looked_for) == [{"rule": "Ends", "pattern": rule["when"]["log"]}]  # type: ignore[index]
+    assert "ELASTICJOB_LOG_RULES" not in env
     compared = environment(build(make_spec(health={"stragglers": "Report", "compareEverySteps": 100})))
     assert compared["ELASTICJOB_COMPARE_EVERY_STEPS"] == "100"
     assert compared["ELASTICJOB_STRAGGLER_SECONDS"] == "60"

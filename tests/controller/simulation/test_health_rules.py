@@ -9,6 +9,7 @@ import pytest
 from controller.builders import make_spec
 from controller.simulated_agent import SimAgent
 from controller.simulated_cluster import Cluster
+from elasticjob_operator import api
 from elasticjob_operator.api import wire
 
 BACK: dict[str, Any] = {"from": "BeforeIncident"}
@@ -212,3 +213,44 @@ def test_a_first_step_that_is_late_is_told_at_that_time() -> None:
     cluster.run(150)
     (one,) = cluster.status.incidents
     assert (one.rule, one.message) == ("Late", "generation 1 has made no step in 100 s")
+
+
+def watching(spec: api.Spec, *, knows: bool) -> Cluster:
+    """A job whose agents look for the expressions of its rules, if they know them."""
+    cluster = Cluster(spec)
+    cluster.run_until(lambda: cluster.size == 3 and cluster.trains)
+    for pod in cluster.pods.values():
+        if pod.agent is not None and knows:
+            pod.agent.watches = api.digest_patterns(api.list_patterns(spec.health.rules or ()))
+            cluster.hear(pod.agent)
+    cluster.run(5)
+    return cluster
+
+
+LOGGED = make_spec(2, 3, health={"rules": [{"name": "Ecc", "when": {"log": "ECC"}, "action": "Replace"}]})
+
+
+def test_a_pod_whose_output_has_what_is_looked_for_is_replaced_once() -> None:
+    cluster = watching(LOGGED, knows=True)
+    warning = cluster.status.condition("Warning")
+    assert warning is None or warning.status == "False"
+    agent = cluster.agent(1)
+    agent.signs = (wire.Sign(rule="Ecc", generation=1, rank=1, step=40, line="ECC error"),)
+    cluster.hear(agent)
+    cluster.run_until(lambda: cluster.size == 3 and cluster.trains and cluster.generation > 1)
+    assert "node1" not in {member.node for member in cluster.status.rendezvous.members}
+    cluster.run(120)
+    (one,) = cluster.status.incidents
+    assert (one.count, one.acted, one.message) == (
+        1,
+        1,
+        "rank 1 (digits-worker-1 on node1): wrote 'ECC error' at step 40",
+    )
+    assert cluster.status.node_faults == []
+
+
+def test_pods_that_do_not_look_for_the_expressions_are_named() -> None:
+    cluster = watching(LOGGED, knows=False)
+    warning = cluster.status.condition("Warning")
+    assert warning is not None and (warning.status, warning.reason) == ("True", "RulesNotWatched")
+    assert warning.message.startswith("health.rules: the output of digits-worker-0 and 2 more is not looked at")

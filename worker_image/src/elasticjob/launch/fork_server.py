@@ -236,7 +236,13 @@ def can_warm(command: tuple[str, ...]) -> bool:
     return len(command) >= 3 and command[:2] == (sys.executable, "-u")
 
 
-def serve_torch(server: ForkServer, on_start: Callable[[], None], tap: Tap) -> bool:
+def write_as_given(
+    environ: Mapping[str, str], stdout: Any, stderr: Any
+) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
+    return contextlib.nullcontext((stdout, stderr))
+
+
+def serve_torch(server: ForkServer, on_start: Callable[[], None], tap: Tap = write_as_given) -> bool:
     """Make torch's agent start its worker processes from the fork server, if this version of torch allows it.
 
     `on_start` is called before each start, which may take a while; `tap` says what the worker writes to. Returns
