@@ -7,7 +7,6 @@ Between passes, only the API server's latest rejection of a write is remembered.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -281,7 +280,7 @@ class Controller:
             unresized=loop.unresized,
             contested_until=contested_until,
         )
-        made = await self._plan(loop.watch(seen))
+        made = await self._plan(seen, loop)
         if is_try := loop.tries_one and len(made.create) > 1:
             made = replace(made, create=made.create[:1])
         made = self._hold_back(loop, job, self._delete_less(loop, job, made, now, started), now, started)
@@ -309,11 +308,16 @@ class Controller:
         overdue_at = await loop.overdue.look(self._api, self._cache, pods, job.namespace, now)
         return first(made.wake_at, settled, held_until, look_at, overdue_at, now + told_in if told_in else None)
 
-    async def _plan(self, seen: Seen) -> Plan:
-        """The plan; of a large job from a thread, to which frozen values go, and from which a frozen value comes."""
-        if seen.weight <= MOST_IN_LOOP:
-            return plan(seen, self.config)
-        return await self._threads.run(seen.job.key, functools.partial(plan, seen, self.config))
+    async def _plan(self, seen: Seen, loop: _Loop) -> Plan:
+        """The plan; of a large job from a thread, to which frozen values go, and from which a frozen value comes.
+
+        The memory of the job is that of its passes, of which there is one at a time.
+        """
+
+        def work() -> Plan:
+            return plan(loop.watch(seen), self.config)
+
+        return work() if seen.weight <= MOST_IN_LOOP else await self._threads.run(seen.job.key, work)
 
     def _hold_back(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
         """The plan without what the API server has refused, until that is tried again."""
