@@ -13,6 +13,7 @@ from operator_fixture import Jobs, wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 PROGRAM = Path(__file__).parent / "programs/sick.py"
+SESSION = Path(__file__).parent / "programs/sick_session.py"
 NOT_FINITE = {"metric": {"name": "loss", "notFinite": True}}
 
 
@@ -86,9 +87,25 @@ def test_a_spike_goes_back_to_a_checkpoint_from_before_it(jobs: Jobs, tmp_path: 
     assert (one["count"], one["acted"], one["lastAction"]) == (1, 1, "Restart")
     wait_for(lambda: jobs.status("spike")["progress"]["step"] > 80, "it trains beyond it", timeout=60)
     status = jobs.status("spike")
-    assert status["timeline"][-1]["cause"] == "rule" and status["timeline"][-1]["who"].startswith("Spike: rank 0 in ")
+    assert status["timeline"][-1]["cause"] == "rule" and status["timeline"][-1]["who"].startswith("Spike: rank ")
     assert status["restarts"]["total"] == 0
     assert incident(jobs, "spike", "Spike")["count"] == 1
+
+
+@pytest.mark.parametrize("from_", ["Newest", "BeforeIncident"])
+def test_a_session_that_is_sick_in_its_memory_starts_anew(jobs: Jobs, tmp_path: Path, from_: str) -> None:
+    rule = {"name": "Finite", "when": NOT_FINITE, "action": "Restart", "from": from_}
+    spec = sick_spec(tmp_path, "", rule)
+    spec["template"]["spec"]["containers"][0]["command"] = ["torchrun", str(SESSION), str(tmp_path)]
+    jobs.create("session", spec)
+    status = jobs.await_world("session", 2, above=1, timeout=120)
+    assert status["timeline"][-1]["cause"] == "rule"
+    assert len(starts(tmp_path)) == 4, "both processes have begun twice"
+    first = status["progress"]["lastUpdateTime"]
+    wait_for(lambda: jobs.status("session")["progress"]["lastUpdateTime"] > first, "it reports", timeout=60)
+    status = jobs.status("session")
+    assert not status["progress"].get("notFinite")
+    assert (status["restarts"]["total"], status["incidents"][0]["count"]) == (0, 1)
 
 
 def test_a_throughput_that_falls_is_told_with_what_it_was(jobs: Jobs, tmp_path: Path) -> None:
@@ -136,6 +153,7 @@ def test_the_pod_whose_log_has_what_is_looked_for_is_replaced(jobs: Jobs, tmp_pa
     assert "wrote 'NVRM: Xid 48: GPU 0: Uncorrectable ECC error'" in one["message"]
     after = jobs.await_world("ecc", 2, above=world["generation"], timeout=120)
     assert victim["uid"] not in {member["uid"] for member in after["rendezvous"]["members"]}
+    wait_for(lambda: len(starts(tmp_path)) > 1, "it starts again")
     assert starts(tmp_path)[-1] > 0, "the scripts have saved first"
     assert not jobs.condition("ecc", "Warning") or jobs.condition("ecc", "Warning")["status"] == "False"
 

@@ -102,7 +102,7 @@ class _Parser:
     def parse_bounds(self, sign: str) -> tuple[int, int | None] | None:
         """Least and most; None if a { is only a character."""
         if sign != "{":
-            return {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]  # type: ignore[return-value]
+            return {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
         inside, closed, _ = self.text[self.at :].partition("}")
         least, comma, most = inside.partition(",")
         if not closed or not least.isdecimal() or (most and not most.isdecimal()):
