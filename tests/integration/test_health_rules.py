@@ -92,7 +92,7 @@ def test_a_spike_goes_back_to_a_checkpoint_from_before_it(jobs: Jobs, tmp_path: 
     assert incident(jobs, "spike", "Spike")["count"] == 1
 
 
-@pytest.mark.parametrize("from_", ["Newest", "BeforeIncident"])
+@pytest.mark.parametrize("from_", [pytest.param("Newest", marks=pytest.mark.long), "BeforeIncident"])
 def test_a_session_that_is_sick_in_its_memory_starts_anew(jobs: Jobs, tmp_path: Path, from_: str) -> None:
     rule = {"name": "Finite", "when": NOT_FINITE, "action": "Restart", "from": from_}
     spec = sick_spec(tmp_path, "", rule)
@@ -108,6 +108,7 @@ def test_a_session_that_is_sick_in_its_memory_starts_anew(jobs: Jobs, tmp_path: 
     assert (status["restarts"]["total"], status["incidents"][0]["count"]) == (0, 1)
 
 
+@pytest.mark.long
 def test_a_throughput_that_falls_is_told_with_what_it_was(jobs: Jobs, tmp_path: Path) -> None:
     rule = {"name": "Sinks", "when": {"metric": {"name": "samplesPerSecond", "fallsPercent": 50}}}
     jobs.create("sink", sick_spec(tmp_path, "sink", rule, size=1))
@@ -115,6 +116,7 @@ def test_a_throughput_that_falls_is_told_with_what_it_was(jobs: Jobs, tmp_path: 
     assert "below its best of " in one["message"] and one["best"][0]["size"] == 1
 
 
+@pytest.mark.long
 def test_the_same_crash_after_each_restart_ends_the_job(jobs: Jobs, tmp_path: Path) -> None:
     rule = {"name": "Stuck", "when": {"noProgress": 2}, "action": "Fail"}
     jobs.create("crash", sick_spec(tmp_path, "crash", rule))
@@ -124,6 +126,7 @@ def test_the_same_crash_after_each_restart_ends_the_job(jobs: Jobs, tmp_path: Pa
     assert "ValueError: bad sample" in failed["message"]
 
 
+@pytest.mark.long
 def test_it_is_suspended_and_goes_on_when_it_is_resumed(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("pause", sick_spec(tmp_path, "nan", {"name": "Stop", "when": NOT_FINITE, "action": "Suspend"}))
     jobs.await_condition("pause", "Suspended", timeout=120)
@@ -134,6 +137,7 @@ def test_it_is_suspended_and_goes_on_when_it_is_resumed(jobs: Jobs, tmp_path: Pa
     assert status["incidents"][0].get("since") is None
 
 
+@pytest.mark.long
 def test_a_change_of_the_rules_holds_at_once(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("late", sick_spec(tmp_path, "nan", {"name": "Other", "when": {"noProgress": 9}}))
     wait_for(lambda: jobs.status("late").get("progress", {}).get("notFinite"), "it is sick", timeout=90)
@@ -165,6 +169,7 @@ def test_a_number_is_read_from_the_log_of_a_script_that_reports_nothing(jobs: Jo
     assert "progress" not in jobs.status("logged")
 
 
+@pytest.mark.long
 def test_an_expression_that_is_written_later_holds_for_new_pods_and_a_warning_says_so(
     jobs: Jobs, tmp_path: Path
 ) -> None:
