@@ -165,7 +165,7 @@ class AgentState(Wire):
     checkpoint: Checkpoint | None = None  # of a job with spec.checkpoints
     preflight: Preflight | None = None  # of a job with health.preflight: Network
     watches: Short | None = None  # a digest of the expressions that it looks for in the output of its workers
-    signs: Annotated[tuple[Sign, ...], Field(max_length=32), FailFast()] = ()  # what it has found in this world
+    signs: Annotated[tuple[Sign, ...], Field(max_length=16), FailFast()] = ()  # what it has found in this world
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
     shards: Annotated[tuple[Count, ...], Field(max_length=2048), FailFast()] = ()
 

@@ -23,7 +23,7 @@ MAX_TRACEBACK: Final = 16384
 MAX_DIAGNOSIS: Final = 40 * 1024
 MAX_METRICS: Final = 32
 MAX_SHARDS: Final = 2048
-MAX_SIGNS: Final = 32
+MAX_SIGNS: Final = 16
 MAX_LINE: Final = 256
 
 STARTING: Final = "starting"
