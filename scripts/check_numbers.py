@@ -26,6 +26,11 @@ COMPUTED: Final = "a number that this module has computed"
 CHECKED: Final = "a bounded number of a validated model"
 ALLOWED: Final[Mapping[str, Mapping[str, str]]] = {
     "__main__.py": {"int(record.msecs)": "from the standard library's logging"},
+    "api/patterns.py": {
+        "int(least[:6])": "of six digits",
+        "int(most[:6])": "of six digits",
+        "float((text or '').replace(',', ''))": "of a line of at most 1,024 characters",
+    },
     "convert/torchx.py": {
         "ast.literal_eval(_ENUM.sub('\\\\1', rest[:end.start() if end else None]).strip())": "of its user",
     },

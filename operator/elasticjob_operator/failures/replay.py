@@ -92,7 +92,7 @@ def replay_lines(rules: Sequence[api.HealthRule], lines: Iterable[str]) -> Repla
                 numbers[name].append((number, value))
     for rule in rules:
         found = numbers.get(rule.name, [])
-        reports = [Report(float(i), value) for i, (_, value) in enumerate(found, 1)]
+        reports = [Report(i, value) for i, (_, value) in enumerate(found, 1)]
         fired += _replay(rule, reports, 0, [f"line {number}" for number, _ in found])
     untested = [(rule.name, "no line tells it") for rule in rules if not _reads(rule)]
     return Replay(tuple(sorted(fired, key=lambda one: one.rule)), tuple(untested))
