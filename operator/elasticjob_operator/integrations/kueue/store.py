@@ -25,9 +25,9 @@ class Store:
     def put_workload(self, raw: Raw) -> None:
         """As a watch or the answer to a write tells it."""
         workload, metadata = observe_workload(raw), raw["metadata"]
-        namespace = metadata["namespace"]
-        if workload is None:
-            self.drop_workload(namespace, metadata["name"], metadata["uid"])  # it may have been a job's before
+        namespace = str(metadata.get("namespace", ""))
+        if workload is None:  # it may have been a job's before
+            self.drop_workload(namespace, str(metadata.get("name", "")), str(metadata.get("uid", "")))
             return
         key = (namespace, workload.job)
         before = self._find(namespace, workload.name)
