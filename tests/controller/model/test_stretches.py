@@ -72,7 +72,7 @@ SPECS: Mapping[str, dict[str, Any]] = {
     "sizes": with_pod() | {"elasticPolicy": {"maxReplicas": 5_000, "replicaDiscreteValues": list(range(1, 5_001))}},
     "unknown fields": with_pod() | {f"maxReplica{number}": 1 for number in range(4_000)},
     "unknown fields inside": with_pod() | {"elasticPolicy": {f"maxReplica{number}": 1 for number in range(4_000)}},
-    "unknown fields of a container": with_pod(**{f"{number:05}Pullicy": 1 for number in range(6_000)}),
+    "unknown fields of a container": with_containers(1, **{f"{number:05}Pullicy": 1 for number in range(6_000)}),
     "unknown fields of a pod": with_pod({f"{number:05}Names": 1 for number in range(6_000)}),
     "wrong fields": with_pod() | {"network": {"ports": [{}] * 9_000}, "failurePolicy": {"rules": [{}] * 9_000}},
     "settings": with_pod() | {"rendezvous": {"backend": "c10d", "conf": {f"k{n}": "v" for n in range(5_000)}}},
