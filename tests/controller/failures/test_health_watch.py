@@ -12,7 +12,7 @@ import pytest
 from controller.builders import NOW, make_agent, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
-from elasticjob_operator.failures import health_watch
+from elasticjob_operator.failures import health_watch, incidents
 from elasticjob_operator.failures.health_watch import Finding, Memory
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.times import format_time
@@ -108,6 +108,8 @@ HEALTHY: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
         [[5.0, 5.0]] * 40 + [[1.0, 1.0]] + [[5.0, 5.0]] * 9,
     ),
     "a slow start": (rule(fallsPercent=30), [[0.1, 0.1]] * 6 + [[5.0, 5.0]] * 60),
+    "a reward that stays negative": (rule(fallsPercent=30), [[-10.0, -10.0]] * 60),
+    "a reward of which nothing is the best": (rule(fallsPercent=30), [[0.0, 0.0]] * 40 + [[-1.0, -1.0]] * 20),
 }
 
 
@@ -126,6 +128,25 @@ def test_a_number_that_falls_is_compared_with_the_best_at_this_size() -> None:
     ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([100.0] * 30), status)
     assert step == 16, "it had been twice as good"
     assert "best of 200" in finding.message
+
+
+def test_a_reward_may_be_negative() -> None:
+    ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([-100.0] * 40 + [-150.0] * 10))
+    assert step == 44, "half of the last eight"
+    assert "loss is -150, 50 % below its best of -100 with 2 pods" in finding.message
+
+
+@pytest.mark.parametrize("huge", [1.7e308, -1.7e308])
+@pytest.mark.parametrize("check", [{"fallsPercent": 40}, {"sigma": 6}, {"above": 1}, {"below": 1}], ids=str)
+def test_a_number_may_be_as_large_as_numbers_are(check: dict[str, Any], huge: float) -> None:
+    """The mean of two such numbers is infinite, which no status can hold."""
+    spec, status = spec_of(rule(**check)), api.Status(rendezvous=make_world(1, (0, 1)))
+    memory: Memory = {}
+    for step, loss in enumerate([huge] * 20 + [-huge] * 20 + [huge, -huge] * 20):
+        now = NOW + step
+        memory = health_watch.look(memory, spec, status, {"u0": tell(0, step, now, metrics={"loss": loss})}, now)
+        status = incidents.update(spec, status, memory, now)
+    assert all(math.isfinite(one.value) for known in status.incidents for one in known.best)
 
 
 def test_a_day_of_noise_raises_no_alarm() -> None:

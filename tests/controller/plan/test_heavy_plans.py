@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from controller.builders import NOW, make_agent, make_job, make_pod, make_spec, 
 from controller.counted_work import count_calls
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.failures import health_watch
 from elasticjob_operator.model.containers import Exit
 from elasticjob_operator.plan.plan import Seen, plan
 from elasticjob_operator.run.controller import MOST_IN_LOOP
@@ -66,22 +68,43 @@ def hold_shards(index: int) -> Mapping[str, object]:
     return {"shards": tuple(range(2048))}
 
 
+def see_reports(count: int) -> Seen:
+    """Each rank reports what each of sixteen rules looks for."""
+    rules = [{"name": f"R{i}", "when": {"metric": {"name": f"m{i}", "above": 0}}} for i in range(16)]
+    seen = see(count)
+    spec = make_spec(1, count, replicas=count, health={"rules": rules})
+    told = {f"m{i}": 1.0 for i in range(16)}
+    agents = {
+        f"u{i}": make_agent(i, "running", 1, progress=wire.Progress(generation=1, rank=i, metrics=told))
+        for i in range(count)
+    }
+    return replace(seen, job=make_job(spec, seen.job.status), agents=agents)
+
+
 CASES: Mapping[str, Callable[[int], Seen]] = {
     "nothing": see,
     "links": lambda count: see(count, lambda i: list_links(count, i), phase="starting"),
+    "reports": see_reports,
     "shards": lambda count: see(count, hold_shards, phase="ready"),
     **{f"pods with {name}": functools.partial(see, ended=text) for name, text in TEXTS.items()},
     **{f"agents with {name}": functools.partial(see_failed, text) for name, text in TEXTS.items()},
 }
 
 
+def watch_and_plan(seen: Seen) -> None:
+    """As a pass of the controller does."""
+    spec, status = seen.job.spec, seen.job.status
+    assert spec is not None
+    plan(replace(seen, health=health_watch.look({}, spec, status, seen.agents, seen.now)))
+
+
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
 def test_a_plan_that_costs_much_is_made_in_a_thread(make: Callable[[int], Seen]) -> None:
     count = 8
-    plan(make(count))
+    watch_and_plan(make(count))
     while make(2 * count).weight <= MOST_IN_LOOP:
         count *= 2
-    calls = count_calls(lambda: plan(make(count)))
+    calls = count_calls(lambda: watch_and_plan(make(count)))
     made = count_calls(lambda: make(count))
     assert calls - made <= MOST_CALLS, f"{calls - made} for {count} pods of weight {make(count).weight}"
 

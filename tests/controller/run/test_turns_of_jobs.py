@@ -19,6 +19,7 @@ from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.apply.apply import Outcome
 from elasticjob_operator.apply.refused_writes import RefusedWrites
+from elasticjob_operator.failures import health_watch
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.served import Served
@@ -194,6 +195,29 @@ async def test_a_large_job_is_planned_in_a_thread(
         await controller.stop()
     assert bool(slow.in_loop) == in_loop
     assert bool(slow.in_threads) == (not in_loop)
+
+
+@pytest.mark.parametrize(("pods", "in_loop"), [(1, True), (600, False)])
+async def test_what_many_ranks_report_is_judged_in_a_thread(
+    pods: int, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen rules about each of thousands of ranks take a second."""
+    slow = Slow(health_watch.look)
+    monkeypatch.setattr(health_watch, "look", slow)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        parts.cache.put_job(job_of(0))
+        for number in range(pods):
+            parts.cache.put_pod(pod_of(number, 0))
+        api.leadership.lend(math.inf)
+        applier: Any = Nothing(parts.applier.recorder)
+        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
+        controller.start()
+        async with asyncio.timeout(50):
+            while not slow.in_loop + slow.in_threads:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        await controller.stop()
+    assert (bool(slow.in_loop), bool(slow.in_threads)) == (in_loop, not in_loop)
 
 
 async def test_the_large_jobs_of_one_namespace_leave_a_thread_to_others(
