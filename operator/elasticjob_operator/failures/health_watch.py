@@ -26,6 +26,7 @@ QUIET_SECONDS: Final = 60.0  # after the last bad report, until an incident is o
 MOST_BAD: Final = 32  # ranks that are remembered for a rule
 _MOST_LINE: Final = 256  # characters that are told
 _DEVIATION: Final = 1.4826  # of a normal distribution, in median distances to the median
+_MOST_VALUE: Final = 1e300  # beyond which sums and differences of numbers would be infinite
 _LEAST_DEVIATION: Final = 0.01  # of the median: numbers that hardly change would deviate by any change
 
 
@@ -134,7 +135,7 @@ def _read(name: str, member: api.Member, agent: Agent) -> Report | None:
         found, rank = find_value(progress, name), progress.rank
         if found is None:
             return None
-        value = found
+        value = max(-_MOST_VALUE, min(found, _MOST_VALUE)) if math.isfinite(found) else math.nan
     return Report(agent.progress_since, value, rank, progress.step, member.pod, member.uid, member.node)
 
 
@@ -211,9 +212,12 @@ def _find_wrong(check: api.MetricCheck, before: RuleMemory, report: Report) -> s
         far = (value - middle) / deviation
         return f"{name} is {value:g}, {far:.1f} deviations above its median {middle:g}" if far > check.sigma else ""
     recent, best = median((*values, value)[-RECENT:]), before.best
-    if check.falls_percent is None or best is None or recent >= best * (1 - check.falls_percent / 100):
+    if check.falls_percent is None or not best:  # of nothing there are no percents
         return ""
-    return f"{name} is {recent:g}, {100 * (1 - recent / best):.0f} % below its best of {best:g} with {before.size} pods"
+    fallen = 100 * ((best - recent) / abs(best))  # a reward may be negative
+    if fallen <= check.falls_percent:
+        return ""
+    return f"{name} is {recent:g}, {fallen:.0f} % below its best of {best:g} with {before.size} pods"
 
 
 def _note_signs(before: RuleMemory, world: api.RendezvousStatus, agents: Mapping[str, Agent], now: float) -> RuleMemory:

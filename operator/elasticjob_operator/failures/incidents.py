@@ -17,7 +17,7 @@ from elasticjob_operator.model.revise import revise
 from elasticjob_operator.times import format_time
 
 _MOST_SIZES: Final = 16
-_GROWTH: Final = 1.02  # a better best than that is written
+_GROWTH: Final = 0.02  # a best that is better by more than that is written
 _MOST_TEXT: Final = 1024
 
 
@@ -81,7 +81,8 @@ def _note_best(
         return known
     before = known or api.IncidentStatus(rule=rule.name)
     values = {one.size: one.value for one in before.best}
-    if memory.size in values and memory.best <= values[memory.size] * _GROWTH:
+    told = values.get(memory.size)
+    if told is not None and memory.best <= told + abs(told) * _GROWTH:
         return known
     others = [one for one in before.best if one.size != memory.size][1 - _MOST_SIZES :]
     return revise(before, best=[*others, api.BestValue(size=memory.size, value=memory.best)])

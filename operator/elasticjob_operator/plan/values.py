@@ -103,6 +103,8 @@ class Seen:
             texts += sum(
                 len(one.traceback or "") + len(one.message or "") for one in (state.failure, state.unsaved) if one
             )
+        if self.job.spec is not None:
+            items += len(health_watch.rules_of(self.job.spec)) * len(self.agents) // 8
         return len(self.pods) + len(self.job.status.rendezvous.members) + texts // 256 + items
 
     def step_of(self, generation: int) -> int | None:
