@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from controller.counted_work import count_calls
 from elasticjob_operator.api import patterns
 from elasticjob_operator.api.patterns import PatternError, compile_pattern
 
@@ -60,6 +61,15 @@ def test_it_finds_what_python_finds(seed: int) -> None:
 def test_the_group_of_the_leftmost_match(text: str, line: str, group: str | None) -> None:
     assert compile_pattern(text).find_group(line) == group
     assert compile_pattern(text).find_group("nothing of that") is None
+
+
+@pytest.mark.parametrize("nothing", ["a{0}", "(?:)", "(?:a{0}b{0})", "(?:a{0,0}){1}"])
+def test_nothing_that_is_repeated_takes_no_time(nothing: str) -> None:
+    """Each repetition would multiply the work of the one before by 64, and adds no instruction that counts."""
+    few = f"{nothing}{'{64}' * 2}b"
+    assert count_calls(lambda: compile_pattern(few)) < 2000
+    most = f"{nothing}{'{64}' * 60}b"
+    assert compile_pattern(most).matches("ab")
 
 
 @pytest.mark.timeout(60)
