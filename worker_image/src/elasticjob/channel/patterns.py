@@ -231,7 +231,10 @@ def _compile_either(node: Node, into: list[Step]) -> None:
 def _compile_repeated(node: Node, into: list[Step]) -> None:
     part = node.parts[0]
     for _ in range(node.least):
+        before = len(into)
         _compile(part, into)
+        if len(into) == before:  # nothing, such as a{0}: its repetitions would have no limit
+            break
     if node.most is None:
         at = len(into)
         into.append(Step("split"))
