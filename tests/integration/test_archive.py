@@ -35,18 +35,18 @@ def make_spec(store: Path, **archive: Any) -> dict[str, Any]:
     return spec
 
 
-def read_starts(jobs: Jobs, name: str) -> list[dict[str, Any]]:
+def read_events(jobs: Jobs, name: str, kind: str) -> list[dict[str, Any]]:
+    """What rank 0 of the pods that are there has said."""
     said = []
     for pod in jobs.pods(name):
         with contextlib.suppress(KubeError):  # it has not started
             said += jobs.cluster.logs(jobs.namespace, pod["metadata"]["name"]).splitlines()
     events = [json.loads(line) for line in said if line.startswith("{")]
-    return [one for one in events if one["event"] == "start" and one["rank"] == 0]
+    return [one for one in events if one["event"] == kind and one["rank"] == 0]
 
 
 def await_start(jobs: Jobs, name: str) -> dict[str, Any]:
-    """What rank 0 of the pods that are there says when it begins."""
-    return wait_for(lambda: read_starts(jobs, name), "rank 0 starts", 240, 0.5)[0]
+    return wait_for(lambda: read_events(jobs, name, "start"), "rank 0 starts", 240, 0.5)[0]
 
 
 def find_newest(store: Path, url: str) -> Save:
@@ -89,6 +89,11 @@ def test_a_suspended_job_goes_on_with_what_it_saved_last(jobs: Jobs, tmp_path: P
     jobs.await_condition("digits", "CheckpointArchived", timeout=240)
     url = jobs.status("digits")["archive"]["url"]
     first = step_of(find_newest(store, url))
+
+    def has_saved_again() -> bool:
+        return any(one["step"] >= first + 40 for one in read_events(jobs, "digits", "step"))
+
+    wait_for(has_saved_again, "the script saves again, which is not due to be archived", 120, 0.5)
     jobs.patch("digits", {"runPolicy": {"suspend": True}})
     jobs.await_condition("digits", "Suspended", timeout=120)
     last = step_of(find_newest(store, url))
