@@ -85,7 +85,8 @@ def refuse_once(proxy: FaultProxy, is_meant: Callable[[Request], bool]) -> None:
 def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, namespace: str) -> None:
     jobs = Jobs(cluster, namespace)
     reported = [f"--metric={name}" for name in ("loss", *(f"loss/{part}" for part in range(8)))]  # one too many
-    jobs.create("digits", light_spec(*reported))
+    rule = {"name": "Above", "when": {"metric": {"name": "loss", "above": 0}}}
+    jobs.create("digits", light_spec(*reported, health={"rules": [rule]}))
     started = jobs.await_world("digits", 2)
     # A pod is lost: an exit that nobody wanted, a regroup, a restart, a while without training. (One that is deleted
     # leaves, and counts as no restart.)
@@ -100,6 +101,7 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     wait_for(lambda: watched.sum_of("elasticjob_reconcile_errors_total") >= 1, "the refused write is counted")
     wait_for(lambda: watched.sum_of("elasticjob_rescale_seconds_count") >= 2, "both changes of the world are counted")
     wait_for(lambda: watched.sum_of("elasticjob_step_seconds") > 0, "a report is in the status")
+    wait_for(lambda: watched.sum_of("elasticjob_rule_incidents") >= 1, "the rule has fired")
     progress = jobs.status("digits")["progress"]
     assert progress["checkpoints"][0]["tier"] == "File"
     assert "loss" in progress["history"]["reports"][0]["metrics"], "the API server keeps what the job remembers"
@@ -163,7 +165,7 @@ def test_limits_and_the_loop_are_told(watched: Watched) -> None:
     wait_for(lambda: _answers(watched), "the metrics are served")
     series = watched.scrape()
     limits = {labels["stage"]: value for labels, value in series["elasticjob_hub_places_limit"]}
-    assert limits["agents"] > 0 and limits.keys() == {"newcomers", "strangers", "pending", "agents"}
+    assert limits["agents"] > 0 and limits.keys() == {"newcomers", "strangers", "kept", "pending", "agents"}
     assert f"open files allows {limits['agents']:.0f} agents" in watched.operator.log
     before = watched.sum_of("elasticjob_event_loop_lag_seconds_count")
     began = time.monotonic()

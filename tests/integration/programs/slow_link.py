@@ -18,9 +18,9 @@ BYTES_PER_SECOND = 500_000.0
 if __name__ == "__main__":
     receive = Link._read
 
-    def receive_slowly(link: Link, size: int) -> bytes:
+    def receive_slowly(link: Link, size: int, deadline: float | None = None) -> bytes:
         time.sleep(size / BYTES_PER_SECOND)
-        return receive(link, size)
+        return receive(link, size, deadline)
 
     if (Path(sys.argv[1]) / os.environ["ELASTICJOB_NODE_NAME"]).exists():
         Link._read = receive_slowly  # type: ignore[assignment, method-assign]
