@@ -69,6 +69,7 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "report": (FIRST, ["report NAME --html REPORT"]),
     "dashboard": (FIRST, ["dashboard --no-browser --timeout 3"]),
     "rules": (FIRST, ["rules test NAME"]),
+    "checkpoints": (FIRST, ["checkpoints NAME"]),
     "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
     "diagnose": ("diagnose", ["diagnose NAME"]),
     "submit": ("submit", ["submit train.py --image i --name made", "submit SCRIPT --image i --name sent"]),
