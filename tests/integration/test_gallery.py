@@ -59,6 +59,8 @@ def play(jobs: Jobs, tmp_path: Path) -> Callable[..., list[Facts]]:
         mounts = {"/opt/elasticjob/examples": EXAMPLES}
         if "checkpoints" not in manifest["spec"]:
             mounts["/checkpoints"] = tmp_path
+        elif "archive" in manifest["spec"]["checkpoints"]:
+            mounts["/archive"] = tmp_path
         job = localize(manifest, mounts)
         job["spec"]["replicas"] = run.replicas
         job["spec"]["template"]["spec"]["containers"][0]["command"] += [w.format(tmp_path) for w in run.arguments]
@@ -168,6 +170,12 @@ def test_digits_reaches_its_accuracy(play: Play) -> None:
 @pytest.mark.long  # test_checkpoints.py runs the manifest to its end, with a loss
 def test_digits_needs_no_volume(play: Play) -> None:
     done = [facts for facts in play("digits-copies", Run(2, ("--epochs=1",))) if facts["event"] == "done"]
+    assert len(done) == 2
+
+
+@pytest.mark.long  # test_archive.py runs the manifest, and begins from what is in its archive
+def test_digits_has_an_archive(play: Play) -> None:
+    done = [facts for facts in play("digits-archive", Run(2, ("--epochs=1",))) if facts["event"] == "done"]
     assert len(done) == 2
 
 
