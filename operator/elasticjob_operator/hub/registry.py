@@ -201,6 +201,8 @@ class AgentRegistry:
 
         Each pod has room for short ones. So the memory that the long ones take is bounded, however many pods there are.
         """
+        if size <= self._settings.kept_bytes and not entry.excess:
+            return True
         excess, before, namespace = (
             max(0, size - self._settings.kept_bytes),
             entry.excess.get(kind, 0),

@@ -48,10 +48,11 @@ server.close()
 
 @pytest.fixture(autouse=True)
 def interrupts() -> Iterator[None]:
-    """As from a shell in the foreground: one in the background ignores SIGINT, unlike a launcher that handles it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """As from a shell in the foreground: one in the background ignores SIGINT, and nohup SIGHUP, unlike a launcher."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGHUP, before[1])
 
 
 def make(folder: Path) -> None:
