@@ -5,6 +5,7 @@ The nodes run nothing: they say what kubelets would say.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,13 +132,26 @@ def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: C
 @pytest.mark.parametrize("type", ["MaintenancePlanned", "GracefulNodeShutdownInProgress"])
 def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Callable[..., Jobs], type: str) -> None:
     jobs = lab(f"life-{type.lower()}")
+    if parse_version(jobs.cluster.version) < (1, 23):
+        pytest.skip("the scheduler spreads pods rather than to prefer nodes before Kubernetes 1.23")
     jobs.create("job", build_spec(2))
     before = await_healthy(jobs, 2)
     node = before["rendezvous"]["members"][0]["node"]
     path = f"/api/v1/nodes/{node}/status"
     condition = {"type": type, "status": "True", "reason": "Planned", "message": "a new kernel"}
     jobs.kube.request("PATCH", path, {"status": {"conditions": [condition]}}, content_type=STRATEGIC)
+    numbers = itertools.count()
+
+    def is_known() -> bool:
+        """Whether the operator has seen the condition: the pods of another job avoid the node."""
+        name = f"probe-{next(numbers)}"
+        jobs.create(name, build_spec(3))
+        members = jobs.await_world(name, 3)["rendezvous"]["members"]
+        jobs.delete(name)
+        return node not in {member["node"] for member in members}
+
     try:
+        wait_for(is_known, "new pods go elsewhere")
         jobs.scale("job", 6)
         after = await_healthy(jobs, 6)
         old = {member["uid"] for member in before["rendezvous"]["members"]}

@@ -100,9 +100,9 @@ class Storage:
         if self._files is not None and options == self._used:
             return
         try:
-            import fsspec
+            from fsspec.core import url_to_fs
 
-            self._files = fsspec.filesystem(self._protocol, **options, **_settings(self._protocol))
+            self._files, root = url_to_fs(self.url, **options, **_settings(self._protocol))
         except ImportError as error:
             package, extra = EXTRAS.get(self._protocol, ("fsspec", "archive"))
             raise ExtraMissingError(
@@ -112,7 +112,7 @@ class Storage:
         except Exception as error:
             raise _translate(error, self.url) from error
         self._used = options
-        self._root = str(self._files._strip_protocol(self.url)).rstrip("/")
+        self._root = str(root).rstrip("/")
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all. Raises StoreError."""
