@@ -30,6 +30,10 @@ def _check_number(text: str) -> str:
     return text
 
 
+def _count_given(*fields: object) -> int:
+    return sum(one is not None for one in fields)
+
+
 _SYNTAX = "A regular expression of RE2's syntax without \\b, \\p and flags other than a (?i) at its start"
 
 
@@ -72,8 +76,7 @@ class MetricCheck(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        checks = (self.not_finite, self.above, self.below, self.sigma, self.falls_percent)
-        if sum(one is not None for one in checks) != 1:
+        if _count_given(self.not_finite, self.above, self.below, self.sigma, self.falls_percent) != 1:
             raise ValueError(self.CEL[0][1])
         return self
 
@@ -99,7 +102,7 @@ class SlowCheck(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.first_step_seconds is None) == (self.checkpoint_seconds is None):
+        if _count_given(self.first_step_seconds, self.checkpoint_seconds) != 1:
             raise ValueError(self.CEL[0][1])
         return self
 
@@ -129,7 +132,7 @@ class When(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if sum(one is not None for one in (self.metric, self.log, self.no_progress, self.slow)) != 1:
+        if _count_given(self.metric, self.log, self.no_progress, self.slow) != 1:
             raise ValueError(self.CEL[0][1])
         return self
 

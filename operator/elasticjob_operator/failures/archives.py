@@ -18,9 +18,9 @@ PROBLEMS: Final = frozenset(
 Finding = tuple[bool, str, str]  # status, reason and message of the condition
 
 
-def find_archived(told: wire.Checkpoint | None, wanted: api.Archive | None, url: str) -> Finding | None:
+def find_archived(told: wire.Checkpoint | None, url: str) -> Finding | None:
     """The condition by what rank 0 tells; None if it stays as it is. `url`: of the job's folder."""
-    if wanted is None or told is None:
+    if told is None:
         return None
     archive = told.archive
     if archive is None:

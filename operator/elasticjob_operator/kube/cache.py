@@ -270,8 +270,8 @@ class Cache:
         why = why_no_child(kind, metadata)
         if why:
             self._put_unowned(kind, metadata, why)
-            key, place = self._place_of_child.get(metadata["uid"], (("", ""), (kind, "")))
-            self.drop_child(kind, *key, place[1])  # it was a child before
+            if (known_as := self._place_of_child.get(metadata["uid"])) is not None:  # it was a child before
+                self.drop_child(kind, *known_as[0], known_as[1][1])
             return
         job, owner = ownership.owner_of(metadata)
         key, place = (metadata["namespace"], job), (kind, metadata["name"])

@@ -10,17 +10,17 @@ from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Seen
 
 
-def note(seen: Seen, spec: api.Spec, status: api.Status) -> tuple[api.Status, list[api.Condition]]:
-    """The status with what rank 0 tells of the archive, also before and after it trains; and its conditions."""
+def note(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
+    """The status with what rank 0 tells of the archive, also before and after it trains."""
     wanted = None if spec.checkpoints is None else spec.checkpoints.archive
     members = seen.job.status.rendezvous.members or status.rendezvous.members
     first = seen.agents.get(members[0].uid) if members else None
     if wanted is None or first is None:
-        return status, status.conditions
+        return status
     told, job = first.state.checkpoint, seen.job
     url = names.archive_url(wanted.to, job.namespace, job.name, job.uid)
-    found = archives.find_archived(told, wanted, url)
+    found = archives.find_archived(told, url)
     conditions = status.conditions
     if found is not None:
         conditions = reporting.with_condition(conditions, "CheckpointArchived", *found, seen.now)
-    return revise(status, archive=archives.describe(told, status.archive, url), conditions=conditions), conditions
+    return revise(status, archive=archives.describe(told, status.archive, url), conditions=conditions)

@@ -63,7 +63,8 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     elif degraded and (why == _BY_USER or degraded.reason == "InvalidSpec"):
         # Suspended, it wants nothing. In a queue, it goes on saying why its pods did not start: Kueue evicts for that.
         conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
-    status, conditions = archiving.note(seen, spec, revise(status, conditions=conditions))
+    status = archiving.note(seen, spec, revise(status, conditions=conditions))
+    conditions = status.conditions
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
     pods = [p for p in seen.pods if p.deleting is None]

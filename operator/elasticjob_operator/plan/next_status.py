@@ -83,7 +83,8 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
     copied = copies.find_copies(status.condition("CheckpointCopied"), told, spec.checkpoints)
     if copied is not None:
         conditions = reporting.with_condition(conditions, "CheckpointCopied", *copied, now)
-    status, conditions = archiving.note(seen, spec, revise(status, conditions=conditions))
+    status = archiving.note(seen, spec, revise(status, conditions=conditions))
+    conditions = status.conditions
     conditions = _note_progress(revise(status, conditions=conditions), seen.agents if training else {}, now)
     return revise(
         status,

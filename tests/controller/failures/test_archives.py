@@ -8,7 +8,6 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.failures import archives
 
-WANTED = api.Archive(to="s3://bucket/runs")
 URL = "s3://bucket/runs/ns/job/uid"
 SAVED = wire.Archived(step=7, time="2026-11-27T22:00:00Z", bytes=5, files=1)
 
@@ -18,22 +17,19 @@ def told(**archive: object) -> wire.Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "expected"),
+    ("said", "expected"),
     [
-        pytest.param(told(saves=(SAVED,)), WANTED, (True, archives.ARCHIVED), id="archived"),
-        pytest.param(told(), WANTED, None, id="nothing-yet"),
-        pytest.param(told(reason="StoreRefused", message="no"), WANTED, (False, "StoreRefused"), id="refused"),
-        pytest.param(
-            told(saves=(SAVED,), reason="NotInTime", message="no"), WANTED, (False, "NotInTime"), id="too-late"
-        ),
-        pytest.param(told(reason="Two words"), WANTED, (False, archives.OTHER), id="a-reason-of-a-newer-agent"),
-        pytest.param(wire.Checkpoint(number=1), WANTED, (False, archives.TOO_OLD), id="an-older-agent"),
-        pytest.param(None, WANTED, None, id="nothing-told"),
-        pytest.param(told(saves=(SAVED,)), None, None, id="not-asked-for"),
+        pytest.param(told(saves=(SAVED,)), (True, archives.ARCHIVED), id="archived"),
+        pytest.param(told(), None, id="nothing-yet"),
+        pytest.param(told(reason="StoreRefused", message="no"), (False, "StoreRefused"), id="refused"),
+        pytest.param(told(saves=(SAVED,), reason="NotInTime", message="no"), (False, "NotInTime"), id="too-late"),
+        pytest.param(told(reason="Two words"), (False, archives.OTHER), id="a-reason-of-a-newer-agent"),
+        pytest.param(wire.Checkpoint(number=1), (False, archives.TOO_OLD), id="an-older-agent"),
+        pytest.param(None, None, id="nothing-told"),
     ],
 )
-def test_condition(said: wire.Checkpoint | None, wanted: api.Archive | None, expected: tuple[bool, str] | None) -> None:
-    found = archives.find_archived(said, wanted, URL)
+def test_condition(said: wire.Checkpoint | None, expected: tuple[bool, str] | None) -> None:
+    found = archives.find_archived(said, URL)
     assert (found and found[:2]) == expected
     assert found is None or found[2], "it says what to do"
 

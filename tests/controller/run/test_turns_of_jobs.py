@@ -167,19 +167,8 @@ async def test_the_faults_of_all_jobs_are_added_up_in_a_thread(tmp_path: Path, m
     assert (slow.in_loop, slow.in_threads) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("pods", "says", "in_loop"),
-    [
-        pytest.param(1, "", True, id="one pod"),
-        pytest.param(600, "", False, id="many pods"),
-        pytest.param(60, "\n" * 4096, False, id="some pods that end with much to read"),
-    ],
-)
-async def test_a_large_job_is_planned_in_a_thread(
-    pods: int, says: str, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = Slow(plan)
-    monkeypatch.setattr(controllers, "plan", slow)
+async def run_pass(tmp_path: Path, slow: Slow, pods: int, says: str = "") -> None:
+    """Run a job with so many pods, each of which ends with these words, until the slow function has been called."""
     async with answering(answer_empty, tmp_path) as api:
         parts = Operator(Options(), api)
         parts.cache.put_job(job_of(0))
@@ -193,8 +182,23 @@ async def test_a_large_job_is_planned_in_a_thread(
             while not slow.in_loop + slow.in_threads:  # noqa: ASYNC110 - nobody sets an event
                 await asyncio.sleep(0.001)
         await controller.stop()
-    assert bool(slow.in_loop) == in_loop
-    assert bool(slow.in_threads) == (not in_loop)
+
+
+@pytest.mark.parametrize(
+    ("pods", "says", "in_loop"),
+    [
+        pytest.param(1, "", True, id="one pod"),
+        pytest.param(600, "", False, id="many pods"),
+        pytest.param(60, "\n" * 4096, False, id="some pods that end with much to read"),
+    ],
+)
+async def test_a_large_job_is_planned_in_a_thread(
+    pods: int, says: str, in_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(plan)
+    monkeypatch.setattr(controllers, "plan", slow)
+    await run_pass(tmp_path, slow, pods, says)
+    assert (bool(slow.in_loop), bool(slow.in_threads)) == (in_loop, not in_loop)
 
 
 @pytest.mark.parametrize(("pods", "in_loop"), [(1, True), (600, False)])
@@ -204,19 +208,7 @@ async def test_what_many_ranks_report_is_judged_in_a_thread(
     """Sixteen rules about each of thousands of ranks take a second."""
     slow = Slow(health_watch.look)
     monkeypatch.setattr(health_watch, "look", slow)
-    async with answering(answer_empty, tmp_path) as api:
-        parts = Operator(Options(), api)
-        parts.cache.put_job(job_of(0))
-        for number in range(pods):
-            parts.cache.put_pod(pod_of(number, 0))
-        api.leadership.lend(math.inf)
-        applier: Any = Nothing(parts.applier.recorder)
-        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
-        controller.start()
-        async with asyncio.timeout(50):
-            while not slow.in_loop + slow.in_threads:  # noqa: ASYNC110 - nobody sets an event
-                await asyncio.sleep(0.001)
-        await controller.stop()
+    await run_pass(tmp_path, slow, pods)
     assert (bool(slow.in_loop), bool(slow.in_threads)) == (in_loop, not in_loop)
 
 

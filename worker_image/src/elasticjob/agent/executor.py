@@ -265,11 +265,12 @@ class Executor:
 
     def note_line(self, rule: output.LogRule, local_rank: int, line: str) -> None:
         generation, first_rank = self.find_place()
-        place, step = (rule.name, first_rank + local_rank), self.workers.last_step
-        if (generation, *place) not in self._written:
-            self._written = {one for one in self._written if one[0] == generation} | {(generation, *place)}
-            shown = "".join(letter if letter.isprintable() else " " for letter in line)
-            self.post(events.Wrote(wire.Sign(*(rule.name, generation, place[1], step, shown[: wire.MAX_LINE]))))
+        rank, step = first_rank + local_rank, self.workers.last_step
+        here = generation, rule.name, rank
+        if here not in self._written:
+            self._written = {one for one in self._written if one[0] == generation} | {here}
+            shown = "".join(letter if letter.isprintable() else " " for letter in line[: wire.MAX_LINE])
+            self.post(events.Wrote(wire.Sign(rule.name, generation, rank, step, shown)))
 
     def note_number(self, metric: str, local_rank: int, value: float) -> None:
         self.workers.note_number(metric, local_rank, value)
