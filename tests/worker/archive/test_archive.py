@@ -113,6 +113,50 @@ def test_another_job_begins_from_a_step_of_it(gang: Gang) -> None:
     assert [step for step, _ in job.saves()] == [2, 1], "and nothing in that of the other"
 
 
+@pytest.mark.parametrize("salt", range(5))
+def test_another_job_begins_from_its_newest_save(gang: Gang, salt: int) -> None:
+    """Whatever the names of its saves are, which are digests of what is in them."""
+    job = Job(gang, "a")
+    pod = job.pod()
+    gang.enter(pod)
+    for step in (1, 2, 3):
+        saved = bytes([salt, step]) * 50
+        (pod.path / "model.pt").write_bytes(saved)
+        gang.await_kept(pod, step, copies=0)
+        wait_for(lambda: pod.keeper.record and pod.keeper.record.name == newest_of(job), "it is archived")
+    other = Job(gang, "b", (job.url, None)).pod()
+    gang.enter(other)
+    assert other.read() == {"model.pt": saved}
+
+
+def newest_of(job: Job) -> str:
+    return next((save.record.name for _, save in reading.find_saves(Storage(job.url))), "")
+
+
+def test_where_a_job_began_never_wins_over_what_it_has_made_since(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own archive is empty, because the store refuses, and a lost pod may have had something newer."""
+    job = Job(gang, "a")
+    pod = job.pod()
+    gang.enter(pod)
+    (pod.path / "model.pt").write_bytes(b"where it began")
+    wait_for(job.saves, "it is archived")
+    lose(pod)
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("elasticjob.archive.storage._put_file", fail)
+    fork = Job(gang, "b", (job.url, None))
+    first, second = fork.pod(), fork.pod()
+    gang.enter(first, second)
+    assert second.read() == {"model.pt": b"where it began"}
+    (first.path / "model.pt").write_bytes(b"what it has made")
+    wait_for(lambda: first.kept[-1][0] > 1 and first.kept[-1][1] == 1, "the other pod has a copy")
+    lose(first)
+    gang.enter(second, fork.pod())
+    assert second.read() == {"model.pt": b"what it has made"}
+
+
 def test_a_job_does_not_begin_anew_where_there_is_no_such_save(gang: Gang) -> None:
     job = Job(gang, "a", (f"file://{gang.folder}/store/none", None))
     pod = job.pod()
