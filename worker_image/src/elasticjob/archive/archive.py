@@ -92,7 +92,7 @@ class Archive:
     def find(self, generation: int, pause: Pause, *, is_needed: bool) -> Sequence[Saved]:
         return self._restorer.find(generation, pause, is_needed=is_needed)
 
-    def open(self, saved: Mapping[str, Any], place: tuple[int, int, int], pause: Pause) -> Reader | None:
+    def open(self, saved: Mapping[str, Any], place: tuple[int, int], pause: Pause) -> Reader | None:
         return self._restorer.open(saved, place, pause)
 
     # Saving.

@@ -51,7 +51,7 @@ class Restorer:
         wait = 0.5
         while True:
             try:
-                found = _beside(lambda: self._look(generation), pause, deadline)
+                found = _beside(self._look, pause, deadline)
             except StoreError as error:
                 logger.warning("Could not look for a checkpoint: %s.", error)
                 if is_needed:
@@ -70,7 +70,7 @@ class Restorer:
                 pause()
             wait = min(2 * wait, _LONGEST)
 
-    def _look(self, generation: int) -> list[Saved]:
+    def _look(self) -> list[Saved]:
         mine = reading.find_saves(Storage(self._url, self._credentials), most=_MOST)
         if mine or self._origin is None:
             return [Saved(self._url, name, save.record) for name, save in mine]
@@ -82,9 +82,9 @@ class Restorer:
                 f"checkpoints.from.archive {url} holds {what}, so the job does not begin: name the folder of a job, as"
                 " its condition CheckpointArchived does, and a step that `kubectl elasticjob checkpoints` lists"
             )
-        return [Saved(url, name, _adopt(save.record, generation)) for name, save in theirs]
+        return [Saved(url, name, _adopt(save.record)) for name, save in theirs]
 
-    def open(self, said: Mapping[str, Any], place: tuple[int, int, int], pause: Pause) -> Reader | None:
+    def open(self, said: Mapping[str, Any], place: tuple[int, int], pause: Pause) -> Reader | None:
         """See `LastTier`."""
         url, name = str(said["url"]), str(said["save"])
         if url not in {self._url, None if self._origin is None else self._origin[0]}:
@@ -95,14 +95,14 @@ class Restorer:
         except (NotThereError, ManifestError) as error:
             logger.warning("The save %s in %s cannot be read: %s.", name[:21], url, error)
             return None
-        generation, rank, size = place
-        record = save.record if url == self._url else _adopt(save.record, generation)
+        rank, size = place
+        record = save.record if url == self._url else _adopt(save.record)
         return Reader(storage, save, record, rank, size)
 
 
-def _adopt(record: Record, generation: int) -> Record:
-    """The files of another job, as the first record of this one."""
-    return replace(record, generation=generation, number=1)
+def _adopt(record: Record) -> Record:
+    """The files of another job, as a record that is older than all of this one: worlds count from 1."""
+    return replace(record, generation=0, number=1)
 
 
 class Reader:

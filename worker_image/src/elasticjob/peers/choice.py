@@ -72,8 +72,8 @@ def choose_record(holdings: Mapping[int, Sequence[Holding]], failed: frozenset[s
 def choose_saved(
     saved: Sequence[Record], chosen: Holding | None, failed: frozenset[str] = frozenset()
 ) -> Record | None:
-    """The newest record that the last tier has, if it is newer than what the pods have whole."""
-    newest = max((one for one in saved if one.name not in failed), key=lambda one: (one.order, one.name), default=None)
+    """The first record that the last tier has, if it is newer than what the pods have whole. `saved`: newest first."""
+    newest = next((one for one in saved if one.name not in failed), None)
     return newest if newest is not None and (chosen is None or newest.order > chosen.order) else None
 
 

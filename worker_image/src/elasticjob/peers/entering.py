@@ -136,7 +136,9 @@ class Entry:
     ) -> None:
         """`where`: address, port and node of this agent."""
         self._last_tier = last_tier
-        self._saves: dict[str, Saved] = {}  # at rank 0: what is in the last tier, by the names of the records
+        self._saves: dict[
+            str, Saved
+        ] = {}  # at rank 0: what is in the last tier, by the names of the records, newest first
         self._directory = directory
         self._store = store
         self._place = place
@@ -231,8 +233,10 @@ class Entry:
         """What the last tier has, if the pods have nothing whole, or a lost one may have had something newer."""
         if self._last_tier is None or (all_there and not is_needed):
             return {}
-        found = self._last_tier.find(self._place.generation, self._pause, is_needed=is_needed)
-        return {one.record.name: one for one in reversed(found)}
+        saves: dict[str, Saved] = {}
+        for one in self._last_tier.find(self._place.generation, self._pause, is_needed=is_needed):
+            saves.setdefault(one.record.name, one)
+        return saves
 
     def _plan(self, holdings: Mapping[int, Sequence[Holding]], failed: frozenset[str]) -> dict[str, Any]:
         """What to restore: of the same record, the pods' copies are preferred to the last tier's."""
@@ -279,8 +283,7 @@ class Entry:
         said = plan.get("archive")
         if self._last_tier is None or not isinstance(said, dict):
             return None
-        place = (self._place.generation, self._place.rank, self._place.size)
-        source = self._last_tier.open(said, place, self._pause)
+        source = self._last_tier.open(said, (self._place.rank, self._place.size), self._pause)
         return source if source is not None and source.record.name == plan["name"] else None
 
     def _read_share(self, source: Source | None, attempt: int) -> None:

@@ -59,8 +59,8 @@ class LastTier(Protocol):
         `is_needed`: nothing else has a checkpoint, so an answer is awaited. Else none is as good as no save.
         """
 
-    def open(self, saved: Mapping[str, Any], place: tuple[int, int, int], pause: Pause) -> Source | None:
-        """One of them, as another rank has named it. `place`: generation, rank and size. None if it is lost."""
+    def open(self, saved: Mapping[str, Any], place: tuple[int, int], pause: Pause) -> Source | None:
+        """One of them, as another rank has named it. `place`: rank and size. None if it is lost."""
 
     def enter(self, members: Members) -> None:
         """A world begins."""
