@@ -63,6 +63,8 @@ def play(jobs: Jobs, tmp_path: Path) -> Callable[..., list[Facts]]:
             mounts["/archive"] = tmp_path
         job = localize(manifest, mounts)
         job["spec"]["replicas"] = run.replicas
+        # All pods from the first step on: on a busy machine one may be ready seconds before the others, and begin.
+        job["spec"]["elasticPolicy"]["minReplicas"] = run.replicas
         job["spec"]["template"]["spec"]["containers"][0]["command"] += [w.format(tmp_path) for w in run.arguments]
         name = f"{name.replace('/', '-')}-{run.replicas}"
         jobs.create(name, job["spec"])
