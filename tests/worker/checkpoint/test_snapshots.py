@@ -91,6 +91,12 @@ def test_only_the_snapshot_that_was_restored_is_kept(tmp_path: Path) -> None:
     assert [held.step for held in shelf.held()] == [1]
 
 
+def test_room_for_the_next_snapshots_leaves_the_one_that_was_restored(tmp_path: Path) -> None:
+    write(Shelf(tmp_path), 1)
+    Shelf(tmp_path).prepare(WHOLE, 1000)  # of the next process, which may end before it has written one
+    assert int(Shelf(tmp_path).read("w", 1, WHOLE)[1].sum()) == 1000
+
+
 def test_memory_that_is_too_small_is_named_with_the_remedy(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
