@@ -28,5 +28,5 @@ def test_a_loader_with_workers_has_room_beside_snapshots(state: int, ends: str) 
         [*within, sys.executable, str(PROGRAM), str(state)], capture_output=True, text=True, timeout=100, check=False
     )
     assert ran.returncode == 0 and ran.stdout.strip() == ends, ran.stderr[-3000:]
-    told = "there is no room for 52 MiB" in ran.stderr and "emptyDir with medium Memory" in ran.stderr
+    told = "32 of its 64 MiB are left to the script" in ran.stderr and "emptyDir with medium Memory" in ran.stderr
     assert told == (state == 26)

@@ -10,7 +10,7 @@ import torch
 
 from elasticjob.channel import shared_memory
 from elasticjob.checkpoint.memory import Snapshots
-from elasticjob.checkpoint.shelf import Shelf, SnapshotError
+from elasticjob.checkpoint.shelf import Shelf, SnapshotError, limit
 from elasticjob.checkpoint.snapshots import WHOLE, Choice, Held, find_choices
 
 
@@ -75,7 +75,8 @@ def test_a_write_that_is_cut_off_leaves_the_one_before(tmp_path: Path) -> None:
 
 def test_a_damaged_snapshot_is_not_read(tmp_path: Path) -> None:
     write(Shelf(tmp_path), 7)
-    (file,) = tmp_path.glob("*.data")
+    (entry,) = tmp_path.glob("*.json")
+    file = entry.with_suffix(".data")
     file.write_bytes(b"\x08" + file.read_bytes()[1:])
     with pytest.raises(SnapshotError, match="the snapshot of step 7 is damaged"):
         Shelf(tmp_path).read("w", 7, WHOLE)
@@ -101,11 +102,25 @@ def test_memory_that_is_too_small_is_named_with_the_remedy(tmp_path: Path) -> No
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(SnapshotError, match=r"no room for 64 MiB.*emptyDir with medium Memory.*sizeLimit"):
+        remedy = r"no room for two snapshots of 64 MiB.*emptyDir with medium Memory.*sizeLimit"
+        with pytest.raises(SnapshotError, match=remedy):
             Shelf(tmp_path / "shelf").begin(WHOLE, 64 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert Shelf(tmp_path / "shelf").held() == []
+
+
+@pytest.mark.parametrize(
+    ("total", "mine"),
+    [
+        pytest.param(64, 32, id="a container's default"),
+        pytest.param(1000, 500, id="small"),
+        pytest.param(8 << 10, 7 << 10, id="mounted"),
+        pytest.param(0, 0, id="without an end"),
+    ],
+)
+def test_snapshots_leave_a_part_of_the_memory_to_the_script(total: int, mine: int) -> None:
+    assert limit(total << 20) == mine << 20
 
 
 def test_the_folder_of_an_agent_that_has_ended_is_removed(tmp_path: Path) -> None:

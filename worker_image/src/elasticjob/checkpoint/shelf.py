@@ -7,6 +7,8 @@ So a process that is killed in the middle leaves the snapshot before.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -24,6 +26,7 @@ from elasticjob.collectives import skeletons
 
 _log = logging.getLogger("elasticjob.checkpoint.shelf")
 _ALIGN = 64
+_SCRIPTS = 1 << 30  # bytes of shared memory that are left to the script, at most: the doctor asks for as many
 
 
 class Registrar(Protocol):
@@ -54,6 +57,11 @@ def place(sizes: list[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def limit(total: int) -> int:
+    """How much of a shared memory snapshots may take: loaders, gloo and NCCL need the rest. 0: it has no end. Pure."""
+    return total - min(total // 2, _SCRIPTS)
+
+
 class Shelf:
     """The snapshots of one `Checkpointer` in this pod."""
 
@@ -75,31 +83,44 @@ class Shelf:
                 ((held.step, path.stem) for path, held, _ in self._entries() if held.part == part), default=None
             )
             self._next[part] = int(newest is not None and newest[1].endswith("-0"))
+        self.prepare(part, size)  # both, or none: one alone would only take the script's memory
         entry = self.folder / f"part{part}-{self._next[part]}.json"
         self._next[part] = 1 - self._next[part]
         entry.unlink(missing_ok=True)
-        memory = self._reserve(entry.with_suffix(".data"), size)
+        memory = self._open[entry.with_suffix(".data")]
         return Slot(entry, memory.data[:size], memory)
 
     def prepare(self, part: int, size: int) -> None:
         """Make room for two snapshots of this size, which takes its time at first. Raises SnapshotError."""
+        missing = [path for path in self._slots(part) if not self._has(path, size)]
+        if not missing:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in self._slots(part):
-            self._reserve(path, size)
+        lock = os.open(self.folder.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other ranks make room as well
+            _reserve(missing, size)
+        except OSError as error:
+            raise SnapshotError(
+                f"there is no room for two snapshots of {size / 2**20:.0f} MiB in {self.folder.parent}"
+                f" ({error.strerror}): mount an emptyDir with medium Memory and a larger sizeLimit at /dev/shm, and"
+                " raise the container's memory limit"
+            ) from None
+        finally:
+            os.close(lock)
+        for path in missing:
+            self._open.pop(path, None)
+            self._open[path] = _Memory(path, size, self.registrar)
 
     def is_registered(self, part: int, size: int) -> bool:
         """Whether the device knows the memory of both snapshots of this size."""
-        found = [self._open.get(path) for path in self._slots(part)]
-        return all(one is not None and one.is_registered and one.data.numel() == max(size, 1) for one in found)
+        return all(self._has(path, size) and self._open[path].is_registered for path in self._slots(part))
 
     def _slots(self, part: int) -> list[Path]:
         return [self.folder / f"part{part}-{number}.data" for number in (0, 1)]
 
-    def _reserve(self, path: Path, size: int) -> _Memory:
-        if path not in self._open or self._open[path].data.numel() != max(size, 1):
-            self._open.pop(path, None)
-            self._open[path] = _Memory(path, max(size, 1), self.registrar)
-        return self._open[path]
+    def _has(self, path: Path, size: int) -> bool:
+        return path in self._open and self._open[path].data.numel() == max(size, 1)
 
     def read(self, world: str, step: int, part: int) -> tuple[str, torch.Tensor]:
         """The plain data and a copy of the bytes of a snapshot. Raises SnapshotError if it is gone or damaged."""
@@ -160,22 +181,32 @@ class _Memory:
     """The mapped file of a slot."""
 
     def __init__(self, path: Path, size: int, registrar: Registrar | None) -> None:
-        """Raises SnapshotError if there is no room."""
-        self._mapped, self.data = _map(path, size)
+        with path.open("r+b") as file:
+            self._mapped = mmap.mmap(file.fileno(), max(size, 1))
+        self.data = torch.frombuffer(self._mapped, dtype=torch.uint8)
         self.is_registered = registrar is not None and registrar.register(self.data)
 
 
-def _map(path: Path, size: int) -> tuple[mmap.mmap, torch.Tensor]:
-    """Reserve and map a file. Without the reservation, a write to a full file system would kill the process."""
+def _reserve(paths: list[Path], size: int) -> None:
+    """Let each file have so many bytes, and leave what is in it: it may be the snapshot that was restored.
+
+    Without the reservation, a write to a full file system would kill the process. Raises OSError if there is no room;
+    then there are no new files.
+    """
+    new = [path for path in paths if not path.exists()]
+    memory = paths[0].parent.parent
+    held = {path: path.stat().st_size for path in memory.glob("*/part*.data")}
+    room = os.statvfs(memory)
+    total = room.f_blocks * room.f_frsize
+    wanted = sum((held | {path: max(size, held.get(path, 0)) for path in paths}).values())
+    if total and wanted > limit(total):
+        text = f"{(total - limit(total)) / 2**20:.0f} of its {total / 2**20:.0f} MiB are left to the script"
+        raise OSError(errno.ENOSPC, text)
     try:
-        with path.open("w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-            mapped = mmap.mmap(file.fileno(), size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise SnapshotError(
-            f"there is no room for {size / 2**20:.0f} MiB in {path.parent.parent} ({error.strerror}). A snapshot needs"
-            " twice its size: mount an emptyDir with medium Memory and a larger sizeLimit at /dev/shm, and raise the"
-            " container's memory limit"
-        ) from None
-    return mapped, torch.frombuffer(mapped, dtype=torch.uint8)
+        for path in paths:
+            with path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+    except OSError:
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
