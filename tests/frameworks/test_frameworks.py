@@ -55,6 +55,7 @@ ROWS = {
     "fsdp2": Row("fsdp2_checkpoint.py", exact=True),
     "dcp-async": Row("dcp_async.py", exact=True),
     "snapshot": Row("snapshot_ddp.py", exact=True),
+    "horovod-compat": Row("horovod_compat.py", exact=True),
     # A process of JAX ends itself when it loses the coordinator, which is rank 0.
     "jax": Row("jax_restart.py", exact=True, charged=1, needs=("jax",)),
 }

@@ -126,7 +126,11 @@ def _name(words: Sequence[str]) -> str:
 def _take_mpi_options(draft: Draft, words: list[str], path: str, passed: Mapping[str, str]) -> list[str]:
     """What follows the options of mpirun or horovodrun."""
     launcher, rest = _name(words), words[1:]
-    draft.warn(path, f"{launcher} became torchrun: the script needs torch.distributed instead of Horovod or mpi4py")
+    draft.warn(
+        path,
+        f"{launcher} became torchrun: the script needs torch.distributed instead of mpi4py, or"
+        " `import elasticjob.compat.horovod as hvd` instead of `import horovod.torch as hvd`",
+    )
     while rest and rest[0].startswith("-"):
         option, equals, _ = rest[0].partition("=")
         option = option.lstrip("-")

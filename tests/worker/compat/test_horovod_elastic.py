@@ -1,0 +1,131 @@
+"""Elastic scripts of Horovod: a state that outlives its worlds."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob.compat.horovod import elastic
+from elasticjob.errors import ConfigurationError
+from worker.gang_helper import PROGRAMS, Member, run_gang
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> list[Member]:
+    return run_gang(PROGRAMS / "horovod_elastic_program.py", 3, str(tmp_path_factory.mktemp("commits")))
+
+
+def say(gang: list[Member], check: str, ranks: int = 3) -> Any:
+    """What all ranks of the world have said."""
+    said = [member.results[check] for member in gang[:ranks]]
+    assert said == [said[0]] * ranks
+    return said[0]
+
+
+def test_the_first_world_begins_at_the_beginning_and_resets_nothing(gang: list[Member]) -> None:
+    assert say(gang, "0 begins")[:2] == [0, 0]
+    assert say(gang, "0 resets") == []
+
+
+def test_after_a_kill_a_world_of_another_size_goes_on_from_a_commit(gang: list[Member]) -> None:
+    assert say(gang, "1 begins", 2)[:2] in ([0, 6], [0, 12])
+    assert say(gang, "1 resets", 2) == [2]
+
+
+def test_an_announced_change_costs_nothing(gang: list[Member]) -> None:
+    assert say(gang, "1 answered", 2) is True
+    assert say(gang, "2 begins") == say(gang, "1 committed", 2)
+    assert say(gang, "2 resets") == [3]
+
+
+def test_every_sample_of_every_epoch_is_used_once(gang: list[Member]) -> None:
+    seen = say(gang, "seen")
+    epochs = {epoch: sorted(number for _, number in part) for epoch, part in groupby(seen, key=lambda one: one[0])}
+    assert epochs == {epoch: list(range(24)) for epoch in range(3)}
+    assert say(gang, "2 returns") == "done"
+
+
+def test_a_damaged_file_is_skipped(gang: list[Member]) -> None:
+    assert say(gang, "3 begins", 2) == say(gang, "2 committed")
+    assert "skipped" in gang[0].stderr
+
+
+def test_the_rest_of_an_epoch_is_divided_and_filled_up() -> None:
+    sampler = elastic.ElasticSampler(range(5), shuffle=False)
+    assert list(sampler) == [0, 1, 2, 3, 4]
+    sampler.record_batch(0, 2)
+    sampler.record_batch(1, 2)
+    sampler.reset()
+    assert list(sampler) == [4]
+    other = elastic.ElasticSampler(range(5), shuffle=False)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == [4]
+    other.record_batch(0, 2)
+    other.reset()
+    assert (list(other), len(other)) == ([], 0)
+    other.set_epoch(1)
+    assert (len(other), other.epoch) == (5, 1)
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    sampler = elastic.ElasticSampler(range(50), seed=3)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert sorted(first) == sorted(sampler) == list(range(50))
+    assert first != list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"_x": 1}, "_x: a state has this name for itself"),
+        ({"commit": 1}, "commit: a state has this name for itself"),
+        ({"place": Path("a")}, "place of the state has a PosixPath"),
+        ({"deep": {"a": [1, (2, object())]}}, "deep of the state has a object"),
+    ],
+)
+def test_a_value_that_cannot_be_kept_is_refused(values: dict[str, Any], message: str, alone: None) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        elastic.ObjectState(**values)
+    assert message in str(caught.value)
+
+
+def test_a_value_that_cannot_be_kept_is_refused_later_too(alone: None) -> None:
+    state: Any = elastic.ObjectState(place="a")
+    state.place = Path("a")
+    with pytest.raises(ConfigurationError, match="place of the state has a PosixPath"):
+        state.commit()
+
+
+def test_restore_goes_back_to_what_was_kept(alone: None) -> None:
+    model = torch.nn.Linear(1, 1)
+    state: Any = elastic.TorchState(model=model, epoch=0, seen=[1])
+    state.save()
+    before = model.weight.item()
+    with torch.no_grad():
+        model.weight.add_(1)
+    state.epoch, state.seen = 3, [1, 2]
+    state.restore()
+    assert (model.weight.item(), state.epoch, state.seen) == (before, 0, [1])
+
+
+def test_commits_that_training_has_left_behind_are_not_loaded(alone: None, tmp_path: Path) -> None:
+    for number in (7, 8, 9):
+        torch.save({"epoch": number}, tmp_path / f"horovod-{number:012d}.pt")
+    (tmp_path / "horovod-000000000009.pt").write_bytes(b"damaged")
+
+    @elastic.run
+    def loop(state: Any) -> int:
+        begun = int(state.epoch)
+        state.epoch = begun + 100
+        state.commit()
+        return begun
+
+    assert loop(elastic.ObjectState(epoch=0)) == 8
+    assert loop(elastic.ObjectState(epoch=0)) == 108
+    left = sorted(int(path.name[8:20]) for path in tmp_path.glob("horovod-*.pt"))
+    assert left == [9, 10]

@@ -1,0 +1,352 @@
+"""`hvd.elastic`: a state that outlives the worlds, as in Horovod's elastic scripts.
+
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            ...
+            state.commit()
+
+Horovod keeps the processes of the ranks that are left. Here a change of the world is a new start of all, which is the
+script's usual start: `run` loads the newest commit that any rank has as a file, calls the reset callbacks, gives all
+ranks the same state, and calls the function. `commit` keeps the state in memory, and rank 0 writes it as a file: before
+an announced change, which so costs no step, and beside the training as often as the disk allows. The folder is
+`spec.checkpoints.path` of the job, or another one in ELASTICJOB_CHECKPOINTS that all pods have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Sampler
+
+from elasticjob.channel import progress
+from elasticjob.checkpoint import requests
+from elasticjob.compat.horovod import calls, objects, world
+from elasticjob.context import context
+from elasticjob.env import CHECKPOINTS
+from elasticjob.errors import ConfigurationError
+from elasticjob.integrations import ranks
+from elasticjob.protocol.steps import FILE
+from elasticjob.torchcompat import optimizers
+
+Result = TypeVar("Result")
+
+KEPT = 2  # files
+_NAME = re.compile(r"horovod-(\d{12})\.pt")
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+
+_log = logging.getLogger("elasticjob.compat.horovod")
+
+
+class ElasticSampler(Sampler[int]):
+    """What is left of an epoch, divided over the ranks: what a commit has recorded as processed comes no more.
+
+    As in Horovod, samples at the beginning are repeated where the rest does not divide by the number of ranks, and
+    `set_epoch` begins an epoch anew: call it when one has ended. The state at a commit is that of all ranks, so all of
+    them record a batch before it.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch = 0
+        self.processed_indices: set[int] = set()
+        self.indices: list[int] = []  # of this rank
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch, with all of its samples."""
+        self.epoch = epoch
+        self.processed_indices = set()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """The samples of this batch, counted since the loop over the loader began, are processed."""
+        self.record_indices(self.get_indices(batch_idx, batch_size))
+
+    def record_indices(self, indices: Sequence[int]) -> None:
+        """These samples are processed."""
+        self.processed_indices.update(indices)
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        """The samples of this rank's batch."""
+        return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
+
+    def reset(self) -> None:
+        """Divide what is left over the ranks of the present world."""
+        left = [index for index in self._order() if index not in self.processed_indices]
+        size, rank = (world.size(), world.rank()) if world.is_initialized() else (1, 0)
+        total = math.ceil(len(left) / size) * size
+        self.indices = list(itertools.islice(itertools.cycle(left), total))[rank::size]
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return list(range(len(self.dataset)))
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return torch.randperm(len(self.dataset), generator=generator).tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and what is processed of it by this rank."""
+        return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.epoch = int(state["epoch"])
+        self.processed_indices = set(state["processed_indices"])
+        self.reset()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class ObjectState:
+    """Values that outlive the worlds: each argument is an attribute.
+
+    They are numbers, texts, tensors, and lists and dictionaries of them, which can be read without running code. Raises
+    ConfigurationError for others, and for names that the state itself has.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        world.require()
+        wrong = [name for name in kwargs if name.startswith("_") or hasattr(type(self), name)]
+        if wrong:
+            raise ConfigurationError(f"{', '.join(wrong)}: a state has this name for itself. Choose another one.")
+        self._folder = find_folder()
+        self._names = tuple(kwargs)
+        self._callbacks: list[Callable[[], None]] = []
+        self._commits = 0  # that led to this state, in all worlds
+        self._saved: dict[str, Any] = {}
+        self._writer: threading.Thread | None = None
+        for name, one in kwargs.items():
+            setattr(self, name, one)
+            if not _is_stateful(one):
+                _check_plain(name, one)
+
+    # What Horovod's states have.
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call these in each world but the first one, when its state is loaded: for what depends on `hvd.size()`."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call the reset callbacks."""
+        for callback in self._callbacks:
+            callback()
+
+    def save(self) -> None:
+        """Keep the present state in memory, for `restore`."""
+        self._saved = {name: self._read(name) for name in self._names}
+
+    def restore(self) -> None:
+        """Go back to the state that was kept last."""
+        self._load(self._saved)
+
+    def sync(self) -> None:
+        """Give all ranks the state of rank 0."""
+        self._sync(0)
+
+    def commit(self) -> None:
+        """Keep this state, on all ranks: a later world goes on from it. Writes a file where that costs no time."""
+        self._commits += 1
+        self.save()
+        if not self.check_host_updates() and world.rank() == 0 and not self._is_writing():
+            self._write(self._saved)
+
+    def check_host_updates(self) -> bool:
+        """Write the present state if a change of the world is announced. All ranks call it; whether it was."""
+        if not _agree(requests.requested()):
+            return False
+        self.save()
+        if world.rank() == 0:
+            self._wait()
+            self._write(self._saved)
+            self._wait()
+        calls.barrier()  # the file is there before any rank says so
+        requests.clear()
+        return True
+
+    # Files.
+
+    def _read(self, name: str) -> Any:
+        one = getattr(self, name)
+        if isinstance(one, ElasticSampler):
+            state = one.state_dict()
+            every = set().union(*objects.allgather_object(state["processed_indices"]))
+            return {**state, "processed_indices": sorted(every)}
+        if not _is_stateful(one):
+            _check_plain(name, one)
+        return objects.to_host(one.state_dict() if _is_stateful(one) else one)
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        for name in self._names:
+            if name not in saved:
+                _log.warning("the commit has no %s: it starts from its initial state", name)
+                continue
+            one = getattr(self, name)
+            if _is_stateful(one):
+                optimizers.load_state(one, saved[name])
+            else:
+                setattr(self, name, objects.to_host(saved[name]))
+
+    def _sync(self, root: int) -> None:
+        state = {name: self._read(name) for name in self._names}
+        self._commits, state = objects.broadcast_object((self._commits, state), root)
+        if world.rank() != root:
+            self._load(state)
+        self._saved = state
+
+    def _begin(self) -> None:
+        """Go on from the newest commit that any rank has as a file, and can read."""
+        requests.requested()  # from now on the agent may ask for a commit
+        here = context.current()
+        files = {
+            _count(path): path for path in context.pass_over(_find(self._folder), here.repeats, here.before, _count)
+        }
+        root = 0
+        while newest := max(every := objects.allgather_object(max(files, default=0))):
+            root = every.index(newest)
+            found = _read_file(files.pop(newest)) if world.rank() == root else None
+            if found is not None:
+                self._load(found)
+                self._commits = newest
+                _log.info("goes on from commit %d, in a world of %d ranks", newest, world.size())
+            if objects.broadcast_object(found is not None, root):
+                self.on_reset()
+                break
+        self._sync(root)
+
+    def _is_writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
+
+    def _wait(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+
+    def _write(self, state: dict[str, Any]) -> None:
+        # Not a daemon thread: the interpreter waits for it at its end.
+        self._writer = threading.Thread(
+            target=_write_file, args=(self._folder, self._commits, state), name=f"commit-{self._commits}"
+        )
+        self._writer.start()
+
+    def _end(self) -> None:
+        """The function has ended: its last state is a file."""
+        self._wait()
+        if self._commits and world.rank() == 0:
+            self._write(self._saved)
+            self._wait()
+
+
+class TorchState(ObjectState):
+    """A state with a model and an optimizer; further models, optimizers, schedulers and samplers are arguments too."""
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer}
+        super().__init__(**{name: one for name, one in given.items() if one is not None}, **kwargs)
+
+
+def run(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Makes `function(state, ...)` go on from the newest commit, in a world of any size."""
+
+    @functools.wraps(function)
+    def begin(state: ObjectState, *args: Any, **kwargs: Any) -> Result:
+        state._begin()
+        result = function(state, *args, **kwargs)
+        state._end()
+        return result
+
+    return begin
+
+
+def find_folder() -> Path:
+    """The folder of the commits. Raises ConfigurationError if the job has none."""
+    folder = os.environ.get(CHECKPOINTS)
+    if not folder:
+        raise ConfigurationError(
+            "hvd.elastic has no folder for the commits: give the job spec.checkpoints.path, or set"
+            f" {CHECKPOINTS} to a folder that all pods have."
+        )
+    return Path(folder)
+
+
+def _is_stateful(one: Any) -> bool:
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def _check_plain(name: str, one: Any) -> None:
+    if isinstance(one, dict):
+        for part in (*one.keys(), *one.values()):
+            _check_plain(name, part)
+    elif type(one) in (list, tuple, set):
+        for part in one:
+            _check_plain(name, part)
+    elif type(one) not in _PLAIN and not torch.is_tensor(one):
+        raise ConfigurationError(
+            f"{name} of the state has a {type(one).__name__}, which cannot be read back without running code. Give"
+            " numbers, texts, tensors, lists and dictionaries of them, or an object with state_dict() and"
+            " load_state_dict()."
+        )
+
+
+def _agree(wants: bool) -> bool:
+    return ranks.agree(wants, world.find_device())
+
+
+def _find(folder: Path) -> list[Path]:
+    """The files, the newest commit first."""
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, reverse=True)
+
+
+def _count(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else 0
+
+
+def _read_file(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # torch has no class of its own for what a damaged file does
+        _log.warning("skipped %s: %s", path, str(error).partition("\n")[0])
+        return None
+
+
+def _write_file(folder: Path, commits: int, state: dict[str, Any]) -> None:
+    """Write a commit. An earlier one stays where that fails; a later one tries again."""
+    began = time.monotonic()
+    unfinished = folder / "horovod.unfinished"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(folder / f"horovod-{commits:012d}.pt")
+        progress.saves.note(FILE, began)
+        counts = {path: _count(path) for path in _find(folder)}
+        behind = [path for path, count in counts.items() if count > commits]  # training has gone back
+        expired = [path for path, count in counts.items() if count <= commits][KEPT:]
+        for path in [*behind, *expired]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    except OSError as error:
+        _log.warning("commit %d is not saved in %s: %s", commits, folder, error)

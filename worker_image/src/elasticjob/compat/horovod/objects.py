@@ -1,0 +1,79 @@
+"""Whole objects: the parameters of a model, the state of an optimizer, whatever can be pickled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticjob.collectives.explain import explained
+from elasticjob.compat.horovod import calls, world
+from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import optimizers
+
+
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
+    """The object of rank `root_rank`, pickled and sent to every rank."""
+    world.require(process_set)
+    box = [obj]
+    with explained("broadcast_object"):
+        dist.broadcast_object_list(box, root_rank)
+    return obj if world.rank() == root_rank else box[0]
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
+    """The objects of all ranks, pickled, in rank order."""
+    world.require(process_set)
+    every: list[Any] = [None] * world.size()
+    with explained("allgather_object"):
+        dist.all_gather_object(every, obj)
+    return every
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, prefix: str | None = None
+) -> None:
+    """Overwrite these tensors with those of rank `root_rank`: a `state_dict()`, or `named_parameters()`.
+
+    Raises ConfigurationError on every rank if the ranks have different ones.
+    """
+    world.require()
+    pairs = params.items() if isinstance(params, Mapping) else params
+    tensors = sorted(((name, one) for name, one in pairs if torch.is_tensor(one)), key=lambda pair: pair[0])
+    kinds = [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors]
+    every = allgather_object(kinds)
+    for other, found in enumerate(every):
+        if found != every[0]:
+            differing = sorted({name for name, *_ in set(found) ^ set(every[0])}) or ["their order"]
+            raise ConfigurationError(
+                f"broadcast_parameters: rank {other} and rank 0 have different tensors: {', '.join(differing[:5])}."
+                " Make the same model on all ranks."
+            )
+    handles = [calls.broadcast_async_(one.detach(), root_rank) for _, one in tensors]
+    for handle in handles:
+        handle.wait()
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None) -> None:
+    """Give the optimizer of every rank the state of rank `root_rank`: also its learning rate and other settings."""
+    world.require()
+    is_root = world.rank() == root_rank
+    state = broadcast_object(to_host(optimizer.state_dict()) if is_root else None, root_rank)
+    if not is_root:
+        optimizers.load_state(optimizer, state)
+
+
+def to_host(state: Any) -> Any:
+    """A copy of tensors, lists and dictionaries, with all tensors in the memory of the host."""
+    if torch.is_tensor(state):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        copied = copy.copy(state)  # also the versions that a model's state_dict() has as an attribute
+        copied.update({key: to_host(one) for key, one in state.items()})
+        return copied
+    if type(state) in (list, tuple):
+        return type(state)(to_host(one) for one in state)
+    return copy.copy(state)
