@@ -111,6 +111,50 @@ def test_a_claim_that_nothing_provisions_is_named(jobs: Jobs) -> None:
     assert "PersistentVolumeClaim datasets" in await_told(jobs, "unbound", "Unschedulable")
 
 
+def test_what_keeps_pods_off_all_nodes_is_named(jobs: Jobs, cluster: Cluster) -> None:
+    """The scheduler says what nodes lack, and not which field of the template asks for it."""
+    classes = "/apis/node.k8s.io/v1/runtimeclasses"
+    chosen = {"nodeSelector": {"sandbox": "gvisor"}}
+    cluster.kube.request("POST", classes, {"metadata": {"name": jobs.namespace}, "handler": "h", "scheduling": chosen})
+    alone = {"labelSelector": {"matchLabels": {"app": "alone"}}, "topologyKey": "kubernetes.io/hostname"}
+    zones = {"maxSkew": 1, "topologyKey": "example.com/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    port = {"ports": [{"containerPort": 7, "hostPort": 29500}]}
+    wanted: list[tuple[str, int, dict[str, Any], str]] = [
+        ("selector", 2, {"nodeSelector": {"gpu": "h100"}}, "spec.template.spec.nodeSelector: gpu=h100"),
+        ("class", 2, {"runtimeClassName": jobs.namespace}, f"spec.template.spec.runtimeClassName: {jobs.namespace}"),
+        ("spread", 2, {"topologySpreadConstraints": [zones]}, "topologySpreadConstraints: example.com/zone"),
+        ("alone", 4, {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}}},
+         "spec.template.spec.affinity.podAntiAffinity: kubernetes.io/hostname"),
+        ("ports", 4, port, "spec.template.spec.containers: hostPort 29500 of worker"),
+    ]  # fmt: skip
+    try:
+        for name, size, fields, _ in wanted:
+            spec = light_spec(replicas=size, elasticPolicy={"minReplicas": size})
+            spec["template"]["metadata"] = {"labels": {"app": name}}
+            pod = spec["template"]["spec"]
+            (pod["containers"][0] if fields is port else pod).update(fields)
+            jobs.create(name, spec)
+        for name, _, _, words in wanted:
+            assert words in await_told(jobs, name, "Unschedulable")
+    finally:
+        cluster.kube.request("DELETE", f"{classes}/{jobs.namespace}")
+
+
+def test_what_keeps_further_pods_off_all_nodes_is_told_when_they_are_withdrawn(jobs: Jobs) -> None:
+    spec = light_spec(replicas=2, elasticPolicy={"minReplicas": 1, "scalingTimeoutSeconds": 1})
+    spec["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 7, "hostPort": 29500}]
+    spec["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-0"}
+    jobs.create("further", spec)
+    jobs.await_world("further", 1)
+
+    def is_told() -> bool:
+        return "1 pods were not scheduled within" in await_told(jobs, "further", "Unschedulable")
+
+    wait_for(is_told, "a pod is withdrawn")
+    told = await_told(jobs, "further", "Unschedulable")
+    assert "free ports" in told and "hostPort 29500 of worker" in told
+
+
 @contextlib.contextmanager
 def dead_webhook(cluster: Cluster, namespace: str) -> Iterator[None]:
     """A webhook for pods of this namespace that nobody serves."""
