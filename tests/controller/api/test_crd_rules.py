@@ -113,8 +113,13 @@ def test_a_job_keeps_its_template(before: dict[str, Any], after: dict[str, Any])
 
 
 def test_a_template_is_required_or_named() -> None:
-    required = "template is required: set a pod template, or name an ElasticJobTemplate in templateRef"
+    required = (
+        "template is required: set a pod template, or name an ElasticJobTemplate in templateRef; "
+        "`kubectl elasticjob convert` makes it from a job of another operator"
+    )
     assert list(find_violations(SCHEMA, {})) == [required]
+    of_another = {"pytorchReplicaSpecs": {"Worker": {"template": TEMPLATE}}}
+    assert list(find_violations(SCHEMA, of_another)) == [required]
     goodput = {"templateRef": {"name": "t"}, "scaling": {"mode": "Goodput"}}
     assert list(find_violations(SCHEMA, goodput)) == [], "the template may have maxReplicas"
 
