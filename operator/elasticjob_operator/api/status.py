@@ -276,6 +276,7 @@ class CapacityStatus(StatusModel):
     withdrawn: int = 0
     attempts: int = 0
     retry_time: str | None = None
+    said: str | None = Field(default=None, description="What the scheduler said of the pods that were withdrawn.")
     failed_sizes: list[int] = Field(
         default_factory=list,
         description=(

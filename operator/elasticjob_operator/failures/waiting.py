@@ -7,7 +7,8 @@ A volume whose ConfigMap is missing, a network without addresses or a device tha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from elasticjob_operator.failures.nodes import NEW_NODE_SECONDS
@@ -123,17 +124,88 @@ def _join(names: Iterable[str], between: str = ", ") -> str:
     return between.join([*first[:MOST_NAMED], *(["…"] if len(first) > MOST_NAMED else ())])
 
 
+def _map(fields: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    found = fields.get(field)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _list_objects(template: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
     found = template.get(field)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def name_volumes(message: str, template: Mapping[str, Any]) -> str:
-    """What a scheduler says of a pod, with the volumes of this template that it may mean: it names no claim."""
-    if "PersistentVolumeClaim" not in message:
-        return message
+def name_fields(message: str, template: Mapping[str, Any]) -> str:
+    """What a scheduler says of a pod that no node takes, with the fields of this template that ask for what nodes lack.
+
+    It counts nodes, and names neither the field nor, mostly, its value.
+    """
+    found = [f"spec.template.spec.{told}" for said, name in _ABOUT if said.search(message) for told in name(template)]
+    return f"{message} ({'; '.join(found)})" if found else message
+
+
+def _name_chosen(template: Mapping[str, Any]) -> Iterator[str]:
+    chosen = _map(template, "nodeSelector")
+    if chosen:
+        yield f"nodeSelector: {_join(f'{key}={value}' for key, value in chosen.items())}"
+    if _map(_map(template, "affinity"), "nodeAffinity").get(_REQUIRED):
+        yield "affinity.nodeAffinity"
+    if template.get("runtimeClassName"):
+        yield f"runtimeClassName: {template['runtimeClassName']}, which may choose nodes"
+
+
+def _name_tolerated(template: Mapping[str, Any]) -> Iterator[str]:
+    tolerated = _join(str(one.get("key") or "all taints") for one in _list_objects(template, "tolerations"))
+    yield f"tolerations: {tolerated or 'none'}"
+
+
+def _name_spread(template: Mapping[str, Any]) -> Iterator[str]:
+    spread = _list_objects(template, "topologySpreadConstraints")
+    if spread:
+        yield f"topologySpreadConstraints: {_join(str(one.get('topologyKey')) for one in spread)}"
+
+
+def _name_neighbours(template: Mapping[str, Any]) -> Iterator[str]:
+    for kind in ("podAffinity", "podAntiAffinity"):
+        rules = _list_objects(_map(_map(template, "affinity"), kind), _REQUIRED)
+        if rules:
+            yield f"affinity.{kind}: {_join(str(one.get('topologyKey')) for one in rules)}"
+
+
+def _name_ports(template: Mapping[str, Any]) -> Iterator[str]:
+    field = "containerPort" if template.get("hostNetwork") is True else "hostPort"
+    named = [
+        f"{field} {port[field]} of {container.get('name')}"
+        for container in _list_objects(template, "containers")
+        for port in _list_objects(container, "ports")
+        if port.get(field)
+    ]
+    if named:
+        yield f"containers: {_join(named)}{' (hostNetwork)' if field == 'containerPort' else ''}"
+
+
+def _name_volumes(template: Mapping[str, Any]) -> Iterator[str]:
     named = _join(filter(None, map(_name_claim, _list_objects(template, "volumes"))), "; ")
-    return f"{message} (spec.template.spec.volumes: {named})" if named else message
+    if named:
+        yield f"volumes: {named}"
+
+
+def _name_devices(template: Mapping[str, Any]) -> Iterator[str]:
+    claims = _name_claims(template)
+    if claims:
+        yield f"resourceClaims: {claims}"
+
+
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+# Words of the scheduler, of old and new versions, and what they are about.
+_ABOUT: Final[tuple[tuple[re.Pattern[str], Callable[[Mapping[str, Any]], Iterator[str]]], ...]] = (
+    (re.compile(r"Pod's node affinity|match node selector"), _name_chosen),
+    (re.compile(r"\btaints?\b"), _name_tolerated),
+    (re.compile(r"topology spread"), _name_spread),
+    (re.compile(r"pod (anti-)?affinity"), _name_neighbours),
+    (re.compile(r"free ports"), _name_ports),
+    (re.compile(r"PersistentVolumeClaim|persistent volumes|volume node affinity|volume count"), _name_volumes),
+    (re.compile(r"allocate all claims"), _name_devices),
+)
 
 
 def _name_claim(volume: object) -> str:
@@ -147,12 +219,16 @@ def _name_claim(volume: object) -> str:
     return ""
 
 
+def _name_claims(template: Mapping[str, Any]) -> str:
+    claims = _list_objects(template, "resourceClaims")
+    wanted = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in claims)
+    return _join(str(name) for name in wanted if name)
+
+
 def _guess(pod: Pod, template: Mapping[str, Any]) -> str:
     if not pod.node:
         scheduler = template.get("schedulerName") or "default-scheduler"
-        claims = _list_objects(template, "resourceClaims")
-        wanted = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in claims)
-        named = _join(str(name) for name in wanted if name)
+        named = _name_claims(template)
         missing = f", and is there {named} (spec.template.spec.resourceClaims)" if named else ""
         return f"no scheduler has taken it: is {scheduler} running (spec.template.spec.schedulerName){missing}?"
     if pod.waiting == "PodInitializing":

@@ -117,6 +117,7 @@ class CapacityFields(TypedDict, total=False):
     withdrawn: int
     attempts: int
     retry_time: str | None
+    said: str | None
     failed_sizes: list[int]
     cause: str | None
 

@@ -67,7 +67,7 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
         status = revise(status, template_hash=spec.template_hash)
     room = pods.capacity
     if training and len(world.members) >= pods.size.world:
-        room = revise(room, withdrawn=0, attempts=0, retry_time=None)
+        room = revise(room, withdrawn=0, attempts=0, retry_time=None, said=None)
     running, reason, message = reporting.running_condition(decision, world.generation, len(world.members))
     failing = None if running else backoff_rules.describe(status)
     if failing:
@@ -144,7 +144,7 @@ def _find_problem(
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
     template = spec.template["spec"]
     if found is not None and found[0] == "Unschedulable":
-        found = found[0], waiting.name_volumes(found[1], template)
+        found = found[0], waiting.name_fields(found[1], template)
     if found is not None and found[0] == "SchedulingGated":
         found = found[0], waiting.name_gates(found[1], template)
     if found is not None and found[0] == "ImagePullFailed":

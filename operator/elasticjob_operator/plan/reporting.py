@@ -235,7 +235,7 @@ def find_problem(
     if failed:
         return "SizeFailed", retreat.describe(failed)
     if room.withdrawn:
-        return "Unschedulable", describe_withdrawn(room)
+        return "Unschedulable", ": ".join(filter(None, (describe_withdrawn(room), room.said)))
     if world_size < wanted:
         return "BelowWanted", f"{world_size} of {wanted} requested pods are training"
     return None

@@ -12,6 +12,7 @@ from elasticjob_operator.times import format_time, parse_time
 
 PROBE_BACKOFF_SECONDS = 60.0
 MAX_PROBE_SECONDS = 600.0
+MOST_SAID = 1024  # characters
 
 
 def describe_withdrawn(room: api.CapacityStatus) -> str:
@@ -22,7 +23,7 @@ def retry(capacity: api.CapacityStatus, now: float) -> api.CapacityStatus:
     """The capacity status, with the withdrawn extra pods requested again once their retry is due."""
     due = parse_time(capacity.retry_time)
     if capacity.withdrawn and due is not None and now >= due:
-        return revise(capacity, withdrawn=0)
+        return revise(capacity, withdrawn=0, said=None)
     return capacity
 
 
@@ -42,7 +43,13 @@ def withdraw(
     attempts = capacity.attempts + 1
     delay = find_pause(attempts, first=PROBE_BACKOFF_SECONDS, most=MAX_PROBE_SECONDS)
     withdrawn = capacity.withdrawn + withheld + len(chosen)
-    changed = revise(capacity, withdrawn=withdrawn, attempts=attempts, retry_time=format_time(now + delay))
+    changed = revise(
+        capacity,
+        withdrawn=withdrawn,
+        attempts=attempts,
+        retry_time=format_time(now + delay),
+        said=chosen[0].unschedulable_message[:MOST_SAID] or None,
+    )
     return changed, frozenset(p.uid for p in chosen)
 
 

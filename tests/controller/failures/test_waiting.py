@@ -132,8 +132,56 @@ UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeCl
     ],
 )
 def test_the_claims_of_a_pod_that_no_node_takes_are_named(message: str, volumes: Any, added: str) -> None:
-    named = waiting.name_volumes(message, {"volumes": volumes})
+    named = waiting.name_fields(message, {"volumes": volumes})
     assert named == (f"{message} (spec.template.spec.volumes:{added})" if added else message)
+
+
+TERM = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone", "labelSelector": {}}]}
+SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+
+
+@pytest.mark.parametrize(
+    ("message", "template", "added"),
+    [
+        pytest.param(SELECTOR, {"nodeSelector": {"gpu": "h100", "zone": "a"}}, ["nodeSelector: gpu=h100, zone=a"],
+                     id="a selector"),
+        pytest.param("0/3 nodes are available: 3 node(s) didn't match node selector.", {"nodeSelector": {"a": "b"}},
+                     ["nodeSelector: a=b"], id="a selector, said by an old scheduler"),
+        pytest.param(SELECTOR, {"affinity": {"nodeAffinity": TERM}}, ["affinity.nodeAffinity"], id="node affinity"),
+        pytest.param(SELECTOR, {"runtimeClassName": "kata"}, ["runtimeClassName: kata, which may choose nodes"],
+                     id="a class"),
+        pytest.param("3 node(s) had untolerated taint(s)", {}, ["tolerations: none"], id="taints"),
+        pytest.param("3 node(s) had taint {a: b}, that the pod didn't tolerate",
+                     {"tolerations": [{"key": "spot"}, {"operator": "Exists"}]}, ["tolerations: spot, all taints"],
+                     id="other taints"),
+        pytest.param("3 node(s) didn't match pod topology spread constraints (missing required label)",
+                     {"topologySpreadConstraints": [{"topologyKey": "rack"}]}, ["topologySpreadConstraints: rack"],
+                     id="spread"),
+        pytest.param("3 node(s) didn't match pod anti-affinity rules", {"affinity": {"podAntiAffinity": TERM}},
+                     ["affinity.podAntiAffinity: zone"], id="apart"),
+        pytest.param("3 node(s) didn't match pod affinity/anti-affinity", {"affinity": {"podAffinity": TERM}},
+                     ["affinity.podAffinity: zone"], id="together"),
+        pytest.param("3 node(s) didn't have free ports for the requested pod ports",
+                     {"containers": [{"name": "a", "ports": [{"containerPort": 1}, {"hostPort": 2}]}]},
+                     ["containers: hostPort 2 of a"], id="a port"),
+        pytest.param("3 node(s) didn't have free ports for the requested pod ports",
+                     {"hostNetwork": True, "containers": [{"name": "a", "ports": [{"containerPort": 1}]}]},
+                     ["containers: containerPort 1 of a (hostNetwork)"], id="a port of the node's network"),
+        pytest.param("0/3 nodes are available: 3 cannot allocate all claims.",
+                     {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}, ["resourceClaims: one"],
+                     id="devices"),
+        pytest.param("1 node(s) had untolerated taint(s), 2 node(s) had volume node affinity conflict",
+                     {"tolerations": [{"key": "spot"}], "volumes": VOLUMES[:1], "nodeSelector": {"a": "b"}},
+                     ["tolerations: spot", "volumes: PersistentVolumeClaim datasets"], id="two"),
+        pytest.param("0/3 nodes are available: 3 Insufficient cpu.", {"nodeSelector": {"a": "b"}}, [], id="room"),
+        pytest.param(f"{SELECTOR} topology spread, pod affinity, free ports, allocate all claims",
+                     {"nodeSelector": 1, "affinity": {"nodeAffinity": [], "podAffinity": 2}, "containers": ["x", {}],
+                      "topologySpreadConstraints": "x", "resourceClaims": {}}, [], id="nothing as it should be"),
+    ],
+)  # fmt: skip
+def test_the_fields_that_keep_a_pod_off_all_nodes_are_named(message: str, template: Any, added: list[str]) -> None:
+    fields = "; ".join(f"spec.template.spec.{one}" for one in added)
+    assert waiting.name_fields(message, template) == (f"{message} ({fields})" if added else message)
 
 
 GATED = "Scheduling is blocked due to non-empty scheduling gates"
@@ -161,7 +209,7 @@ def test_gates_that_are_none(gates: Any) -> None:
 
 def test_many_claims_are_not_all_named() -> None:
     claims = [{"persistentVolumeClaim": {"claimName": f"c{i}"}} for i in range(900)]
-    assert waiting.name_volumes(UNBOUND, {"volumes": claims}).endswith("PersistentVolumeClaim c4; …)")
+    assert waiting.name_fields(UNBOUND, {"volumes": claims}).endswith("PersistentVolumeClaim c4; …)")
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,12 @@ def test_trouble(pods: list[Pod], world: int, withdrawn: int, expected: tuple[st
     )
 
 
+def test_what_the_scheduler_said_of_pods_that_were_withdrawn() -> None:
+    room = api.CapacityStatus(withdrawn=1, said="0/3 nodes")
+    told = report.find_problem([make_pod(0)], world_size=1, wanted=2, room=room)
+    assert told is not None and told[1].endswith("within scalingTimeoutSeconds and will be retried later: 0/3 nodes")
+
+
 @pytest.mark.parametrize(
     ("state", "generation", "phase"),
     [
