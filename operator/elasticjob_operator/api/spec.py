@@ -291,7 +291,8 @@ class Spec(Model):
         ),
         (
             "has(self.template) || has(self.templateRef)",
-            "template is required: set a pod template, or name an ElasticJobTemplate in templateRef",
+            "template is required: set a pod template, or name an ElasticJobTemplate in templateRef; "
+            "`kubectl elasticjob convert` makes it from a job of another operator",
         ),
         (
             "!has(self.scaling) || !has(self.scaling.mode) || self.scaling.mode != 'Goodput' || "
