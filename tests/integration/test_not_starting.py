@@ -111,6 +111,25 @@ def test_a_claim_that_nothing_provisions_is_named(jobs: Jobs) -> None:
     assert "PersistentVolumeClaim datasets" in await_told(jobs, "unbound", "Unschedulable")
 
 
+def test_a_claim_that_waits_for_its_pod_is_named(jobs: Jobs, cluster: Cluster) -> None:
+    """The scheduler has chosen a node, and waits for the volume without a word: that is not a scheduler that is gone."""
+    classes = "/apis/storage.k8s.io/v1/storageclasses"
+    late = {"provisioner": "example.com/gone", "volumeBindingMode": "WaitForFirstConsumer"}
+    cluster.kube.request("POST", classes, {"metadata": {"name": jobs.namespace}, **late})
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    body = {"metadata": {"name": "saves"}, "spec": {**claim, "storageClassName": jobs.namespace}}
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/persistentvolumeclaims", body)
+    spec = light_spec(replicas=1)
+    volume = {"name": "saves", "persistentVolumeClaim": {"claimName": "saves"}}
+    spec["template"]["spec"]["volumes"] = [volume]
+    try:
+        jobs.create("late", spec)
+        told = await_told(jobs, "late", "PodNotStarting", 90)
+        assert "(spec.template.spec.volumes: PersistentVolumeClaim saves)" in told
+    finally:
+        cluster.kube.request("DELETE", f"{classes}/{jobs.namespace}")
+
+
 def test_what_keeps_pods_off_all_nodes_is_named(jobs: Jobs, cluster: Cluster) -> None:
     """The scheduler says what nodes lack, and not which field of the template asks for it."""
     classes = "/apis/node.k8s.io/v1/runtimeclasses"

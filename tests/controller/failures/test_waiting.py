@@ -102,6 +102,13 @@ def test_a_pod_that_waits_for_its_claims_names_them() -> None:
     assert found is not None and "gpu-claim (spec.template.spec.resourceClaims)" in found[1]
 
 
+def test_a_pod_that_waits_for_its_volume_names_it() -> None:
+    """The scheduler has chosen a node, and says nothing until the volume is there."""
+    template = {"volumes": [{"name": "w", "persistentVolumeClaim": {"claimName": "saves"}}]}
+    found = waiting.find_problem([NOWHERE], {}, template, NOW, nodes=())
+    assert found is not None and found[1].endswith("(spec.template.spec.volumes: PersistentVolumeClaim saves)?")
+
+
 VOLUMES = [
     {"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}},
     {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "fast"}}}},
@@ -150,6 +157,8 @@ SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/
         pytest.param(SELECTOR, {"affinity": {"nodeAffinity": TERM}}, ["affinity.nodeAffinity"], id="node affinity"),
         pytest.param(SELECTOR, {"runtimeClassName": "kata"}, ["runtimeClassName: kata, which may choose nodes"],
                      id="a class"),
+        pytest.param('running PreBind plugin "VolumeBinding": the object has been modified', {"volumes": VOLUMES[:1]},
+                     ["volumes: PersistentVolumeClaim datasets"], id="a claim that changes"),
         pytest.param("3 node(s) had untolerated taint(s)", {}, ["tolerations: none"], id="taints"),
         pytest.param("3 node(s) had taint {a: b}, that the pod didn't tolerate",
                      {"tolerations": [{"key": "spot"}, {"operator": "Exists"}]}, ["tolerations: spot, all taints"],
