@@ -112,7 +112,7 @@ def test_a_claim_that_nothing_provisions_is_named(jobs: Jobs) -> None:
 
 
 def test_a_claim_that_waits_for_its_pod_is_named(jobs: Jobs, cluster: Cluster) -> None:
-    """The scheduler has chosen a node, and waits for the volume without a word: that is not a scheduler that is gone."""
+    """The scheduler has chosen a node, and waits for the volume without a word."""
     classes = "/apis/storage.k8s.io/v1/storageclasses"
     late = {"provisioner": "example.com/gone", "volumeBindingMode": "WaitForFirstConsumer"}
     cluster.kube.request("POST", classes, {"metadata": {"name": jobs.namespace}, **late})

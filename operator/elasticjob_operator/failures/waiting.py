@@ -203,7 +203,10 @@ _ABOUT: Final[tuple[tuple[re.Pattern[str], Callable[[Mapping[str, Any]], Iterato
     (re.compile(r"topology spread"), _name_spread),
     (re.compile(r"pod (anti-)?affinity"), _name_neighbours),
     (re.compile(r"free ports"), _name_ports),
-    (re.compile(r"PersistentVolumeClaim|persistent volumes|volume node affinity|volume count"), _name_volumes),
+    (
+        re.compile(r"PersistentVolumeClaim|persistent volumes|volume node affinity|volume count|VolumeBinding"),
+        _name_volumes,
+    ),
     (re.compile(r"allocate all claims"), _name_devices),
 )
 
@@ -230,7 +233,8 @@ def _guess(pod: Pod, template: Mapping[str, Any]) -> str:
         scheduler = template.get("schedulerName") or "default-scheduler"
         named = _name_claims(template)
         missing = f", and is there {named} (spec.template.spec.resourceClaims)" if named else ""
-        return f"no scheduler has taken it: is {scheduler} running (spec.template.spec.schedulerName){missing}?"
+        late = "".join(f", and is its volume provided (spec.template.spec.{one})" for one in _name_volumes(template))
+        return f"no scheduler has placed it: is {scheduler} running (spec.template.spec.schedulerName){missing}{late}?"
     if pod.waiting == "PodInitializing":
         init = _list_objects(template, "initContainers")
         named = _join(str(one.get("name")) for one in init)
