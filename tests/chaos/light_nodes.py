@@ -198,6 +198,7 @@ class LightPod:
         self.init = [self._state(c) for c in spec.get("initContainers") or ()]
         self.main = [self._state(c) for c in spec["containers"]]
         self.leaving = asyncio.Event()
+        self._begun = [asyncio.Event() for _ in self.init]
         self._beside: list[asyncio.Task[None]] = []  # sidecars
         self._reporting = asyncio.Lock()
         self.task = asyncio.get_running_loop().create_task(self._live())
@@ -398,9 +399,9 @@ class LightPod:
 
     async def _initialize(self) -> bool:
         for at, container in enumerate(self.pod["spec"].get("initContainers") or ()):
-            if self.init[at].sidecar:
+            if self.init[at].sidecar:  # the next container begins when it has been started
                 self._beside.append(asyncio.create_task(self._run(container, self.init, at)))
-                await asyncio.sleep(0)
+                await self._begun[at].wait()
                 continue
             await self._run(container, self.init, at)
             ended = self.init[at].state
@@ -416,15 +417,15 @@ class LightPod:
     async def _run(self, container: Raw, states: list[ContainerState], at: int) -> None:
         while True:
             ended = await self._run_once(container, states, at)
-            if ended is None or states is self.init or not is_restarted(container, ended):
+            if not is_restarted(container, ended):
                 return
             waiting = Waiting("CrashLoopBackOff", f"back-off restarting failed container {container['name']}")
             restarts = states[at].restarts + 1
             await self._set(states, at, state=waiting, last=ended, restarts=restarts)
             await asyncio.sleep(RESTART_SECONDS * 2 ** min(restarts, 5))
 
-    async def _run_once(self, container: Raw, states: list[ContainerState], at: int) -> Ended | None:
-        """How it ended; None if it could not begin."""
+    async def _run_once(self, container: Raw, states: list[ContainerState], at: int) -> Ended:
+        """How it ended."""
         while True:
             try:
                 await self._check(container)
@@ -436,9 +437,12 @@ class LightPod:
         program = find_program(container, is_init=states is self.init)
         if not program:
             text = f'exec: "{container["command"][0]}": executable file not found in $PATH'
-            await self._end(states, at, Ended(128, "StartError", began, began, message=text))
-            return None
+            ended = Ended(128, "StartError", began, began, message=text)
+            await self._end(states, at, ended)
+            return ended
         await self._set(states, at, state=Running(began), ready=True, started=True, container_id="light://1")
+        if states is self.init:
+            self._begun[at].set()
         ends = [asyncio.create_task(one) for one in (self._execute(container, program), self._probe(container))]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -114,6 +114,8 @@ PARTS: Final = (
          node=True),
     Part("pvc-unbound", "pod", volume("data", persistentVolumeClaim={"claimName": "here-claim"}),
          ("here-claim",), node=True),
+    Part("pvc-late", "pod", volume("data", persistentVolumeClaim={"claimName": "late-claim"}),
+         ("late-claim",), node=True),
     Part("csi-driver-missing", "pod", volume("cache", csi={"driver": "csi.example.com"}), ("csi.example.com",)),
     Part("hostpath-missing", "pod", volume("raid", hostPath={"path": "/no/such/raid", "type": "Directory"}),
          ("/no/such/raid",)),
@@ -132,7 +134,7 @@ PARTS: Final = (
     Part("resource-claim-missing", "pod",
          {"resourceClaims": [{"name": "gpu", "resourceClaimName": "missing-device"}]}, ("missing-device",)),
     # Nodes that are not there, or do not want the pod.
-    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("affinity",), node=True),
+    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("nodeSelector: gpu=h100",), node=True),
     Part("node-name-missing", "pod", {"nodeName": "missing-node"}, ("missing-node",)),
     Part("node-name", "pod", {"nodeName": "light-1"}),
     Part("node-refuses", "pod",
@@ -149,7 +151,8 @@ PARTS: Final = (
          {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}, ("resources.requests",)),
     Part("quantity", "container", {"resources": {"limits": {"memory": "16 GB"}}}, ("memory", "quantit")),
     Part("host-network", "pod", {"hostNetwork": True}),
-    Part("host-port", "container", {"ports": [{"containerPort": 29500, "hostPort": 29500}]}, ("ports",), node=True),
+    Part("host-port", "container", {"ports": [{"containerPort": 29500, "hostPort": 29500}]}, ("hostPort 29500",),
+         node=True),
     Part("spread", "pod",
          {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
                                          "labelSelector": {"matchLabels": {"a": "b"}}}]}, ("topology spread",),
@@ -244,6 +247,10 @@ PARTS: Final = (
     Part("trainer-restarts", "container", {"restartPolicy": "Always"}, ("restartPolicy",)),
     Part("ephemeral", "pod", {"ephemeralContainers": [{"name": "debug", "image": f"{HERE}busybox:1"}]},
          ("ephemeralContainers",)),
+    Part("native-sidecar-image", "init",
+         side("proxy", "sleep", image="registry.example.com/proxy:missing", restartPolicy="Always"),
+         ("proxy:missing",)),
+    Part("native-sidecar-command", "init", side("proxy", "no-such-proxy", restartPolicy="Always"), ("proxy",)),
     Part("native-sidecar-fails", "init", side("proxy", "false", restartPolicy="Always"), ("proxy", "init container")),
     Part("claim-template-missing", "pod",
          {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "missing-devices"}]}, ("missing-devices",)),
@@ -302,7 +309,8 @@ PARTS: Final = (
     # Classes of runtimes, which add to what a pod requests and choose its nodes.
     Part("runtime-class-overhead", "pod", {"runtimeClassName": "here-runtime"}),
     Part("runtime-class-heavy", "pod", {"runtimeClassName": "heavy-runtime"}, ("memory",), node=True),
-    Part("runtime-class-elsewhere", "pod", {"runtimeClassName": "elsewhere-runtime"}, ("affinity",), node=True),
+    Part("runtime-class-elsewhere", "pod", {"runtimeClassName": "elsewhere-runtime"},
+         ("runtimeClassName: elsewhere-runtime",), node=True),
     Part("overhead-alone", "pod", {"overhead": {"cpu": "250m"}}, ("overhead",)),
     Part("overhead-differs", "pod", {"runtimeClassName": "here-runtime", "overhead": {"cpu": "1"}}, ("overhead",)),
     # Less usual fields that every version knows.
@@ -311,7 +319,7 @@ PARTS: Final = (
     Part("node-affinity", "pod",
          {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
              {"matchExpressions": [{"key": "accelerator", "operator": "In", "values": ["gb200"]}]}]}}}},
-         ("affinity",), node=True),
+         ("affinity.nodeAffinity",), node=True),
     Part("dns-own", "pod", {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"], "searches": ["train"]}}),
     Part("pull-policy", "container", {"imagePullPolicy": "Sometimes"}, ("imagePullPolicy",)),
     Part("working-dir", "container", {"workingDir": "/workspace", "terminationMessagePolicy": "FallbackToLogsOnError"}),
@@ -365,7 +373,7 @@ PARTS: Final = (
     Part("pod-affinity", "pod",
          {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
              {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "no-such-app"}}}]}}},
-         ("affinity",), node=True),
+         ("affinity.podAffinity",), node=True),
     Part("spread-match-keys", "pod",
          {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
                                          "whenUnsatisfiable": "ScheduleAnyway", "matchLabelKeys": ["app"],
@@ -449,6 +457,9 @@ HERE_OBJECTS: Final = (
     ("/api/v1/namespaces/{}/persistentvolumeclaims",
      {"metadata": {"name": "here-claim"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
                                                     "resources": {"requests": {"storage": "1Gi"}}}}),
+    ("/api/v1/namespaces/{}/persistentvolumeclaims",
+     {"metadata": {"name": "late-claim"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "late-class",
+                                                   "resources": {"requests": {"storage": "1Gi"}}}}),
 )  # fmt: skip
 KUEUE: Final = "/apis/kueue.x-k8s.io/v1beta2"
 HERE_QUEUES: Final = tuple(
@@ -473,6 +484,9 @@ HERE_CLAIMS: Final = (
 # What is in the cluster, to be referred to.
 CLUSTER_OBJECTS: Final = (
     ("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "here-class"}, "value": 5}),
+    ("/apis/storage.k8s.io/v1/storageclasses",
+     {"metadata": {"name": "late-class"}, "provisioner": "example.com/gone",
+      "volumeBindingMode": "WaitForFirstConsumer"}),
     ("/apis/node.k8s.io/v1/runtimeclasses",
      {"metadata": {"name": "here-runtime"}, "handler": "here",
       "overhead": {"podFixed": {"cpu": "250m", "memory": "64Mi"}}}),
@@ -541,9 +555,7 @@ class Maker:
             parts.append(part.name)
             told += part.told
         for _ in range(dice.choice((0, 0, 0, 1, 2))):
-            drawn, words = self._draw_pod_field(body)
-            parts.append(drawn)
-            told += words
+            parts.append(self._draw_pod_field(body))
             has_drawn = True
         if dice.random() < 0.15:
             parts += self._draw_job_fields(body)
@@ -593,17 +605,17 @@ class Maker:
 
     # From schemas.
 
-    def _draw_pod_field(self, body: Object) -> tuple[str, tuple[str, ...]]:
-        """One field of the pod, with a value of its type, and words that may be told because of it."""
+    def _draw_pod_field(self, body: Object) -> str:
+        """One field of the pod, with a value of its type."""
         dice = self._dice
         pod = body["spec"]["template"].get("spec")
         if not isinstance(pod, dict) or not pod.get("containers"):
-            return "drawn:nothing", ()
+            return "drawn:nothing"
         place, kind = dice.choice(((pod, "PodSpec"), (pod, "PodSpec"), (pod["containers"][0], "Container")))
         schema = self._definitions[f"io.k8s.api.core.v1.{kind}"]["properties"]
         name = dice.choice(sorted(set(schema) - {"containers", "name", "command"}))
         place[name] = self._value(schema[name], name, 0)
-        return f"drawn:{kind}.{name}", DRAWN_TOLD.get(name, ())
+        return f"drawn:{kind}.{name}"
 
     def _value(self, schema: Mapping[str, Any], name: str, depth: int) -> Any:
         dice = self._dice
@@ -645,8 +657,6 @@ class Maker:
             yield f"drawn:spec.{name}"
 
 
-# What the scheduler says of a field that is drawn, where these are not the words of the schema.
-DRAWN_TOLD: Final = {"nodeSelector": ("affinity/selector",)}
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
 TEXTS: Final = (
     "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",

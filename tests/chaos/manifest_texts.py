@@ -107,13 +107,14 @@ TEXTS: Final = (
          told=("registry.example.com/team/train:v3",)),
     Text("gpu-nodes", GPUS, """
         nodeSelector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}
-        tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]""", told=("affinity",)),
+        tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]""",
+         told=("nodeSelector: cloud.google.com/gke-accelerator",)),
     Text("gpu-affinity", GPUS, """
         affinity:
           nodeAffinity:
             requiredDuringSchedulingIgnoredDuringExecution:
               nodeSelectorTerms: [{matchExpressions: [{key: node.kubernetes.io/instance-type, operator: In,
-                                                       values: [p5.48xlarge]}]}]""", told=("affinity",)),
+                                                       values: [p5.48xlarge]}]}]""", told=("affinity.nodeAffinity",)),
     Text("gpus", GPUS, "tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]"),
     Text("requests-only-gpu", "resources: {requests: {nvidia.com/gpu: 1}}", told=("nvidia.com/gpu",)),
     Text("requests-only", "resources: {requests: {cpu: 500m, memory: 1Gi, ephemeral-storage: 1Gi}}"),
@@ -124,7 +125,7 @@ TEXTS: Final = (
          told=("habana.ai/gaudi",)),
     Text("tpu", "resources: {limits: {google.com/tpu: 4}}", """
         nodeSelector: {cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice, cloud.google.com/gke-tpu-topology: 2x2x1}
-        """, told=("affinity",)),
+        """, told=("nodeSelector: cloud.google.com/gke-tpu",)),
     Text("rdma", """
         resources: {limits: {nvidia.com/gpu: 1, rdma/hca_shared_devices_a: 1}}
         securityContext: {capabilities: {add: [IPC_LOCK]}}""", told=("rdma/hca_shared_devices_a",)),
