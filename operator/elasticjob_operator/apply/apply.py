@@ -25,7 +25,7 @@ from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
-from elasticjob_operator.kube.kopf_session import reduce_item
+from elasticjob_operator.kube.reduced_jobs import reduce_item
 from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise

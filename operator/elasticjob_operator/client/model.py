@@ -121,8 +121,7 @@ def _find_sizes(job: Job) -> dict[str, Any]:
 
 
 def _numbers(written: object, *fields: str) -> dict[str, Any]:
-    found = written if isinstance(written, dict) else {}
-    return {field: value for field in fields if isinstance(value := found.get(field), int)}
+    return {field: value for field, value in _pick(written, *fields).items() if isinstance(value, int)}
 
 
 def _pick(written: object, *fields: str) -> dict[str, Any]:

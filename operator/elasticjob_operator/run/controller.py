@@ -24,7 +24,7 @@ from elasticjob_operator.integrations.queue import Queue
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Slots
-from elasticjob_operator.kube.kopf_session import reduce_item
+from elasticjob_operator.kube.reduced_jobs import reduce_item
 from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model import contests

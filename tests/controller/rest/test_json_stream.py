@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.kube.kopf_session import reduce_line
+from elasticjob_operator.kube.reduced_jobs import reduce_line
 from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode, outline_event
 
 DEEP = b"[" * 70_000 + b"]" * 70_000

@@ -9,7 +9,7 @@ import pytest
 
 from elasticjob_operator.api import names
 from elasticjob_operator.kube.cache import Cache
-from elasticjob_operator.kube.kopf_session import reduce_line
+from elasticjob_operator.kube.reduced_jobs import reduce_line
 from elasticjob_operator.pool import capacity
 from elasticjob_operator.rest.json_stream import LARGE_BYTES, MOST_VALUES, TOO_MANY, WHY, Lines, outline, outline_event
 
