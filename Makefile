@@ -12,9 +12,11 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 # Development pins one torch (constraints.txt); the product works with torch >= 2.4.
 TORCH ?= torch==2.13.0
+# Clients of stores of checkpoints, and a server that speaks S3: 100 MB of disk, for tests/stores.
+STORES := .work/stores
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e e2e-images bench first-minutes gpu torch-matrix frameworks frameworks-short frameworks-env clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e e2e-images bench first-minutes gpu torch-matrix frameworks frameworks-short frameworks-env stores-env clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -28,10 +30,17 @@ demo: setup ## Run the main job: real training through a real API server while p
 demo-session: setup ## The same story with a script that keeps its memory over every change.
 	@$(PY) -m demo --session
 
-test: setup ## Run the tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
+test: setup $(STORES)/.made ## Run the tests; the summary says what was skipped and why. WORKERS=n: in so many processes.
 	@echo "make test leaves out fault injection (make chaos-short), container nodes (make e2e), training stacks (make frameworks)"
 	@$(PY) -m pytest -n $(WORKERS) $(FILES) -m "not chaos and not container" \
 	  --ignore tests/frameworks/test_frameworks.py $(PYTEST_ARGS)
+
+$(STORES)/.made: tests/stores/requirements.txt
+	@$(PYTHON) -m venv $(STORES)
+	@$(STORES)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+stores-env: $(STORES)/.made ## Make the environment of tests/stores: an archive of checkpoints in a store that speaks S3.
 
 test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests, more examples.
 	@$(PY) -m pytest -n $(WORKERS) $(FILES) --long -m "(long or hypothesis) and not container" $(PYTEST_ARGS)

@@ -1,0 +1,198 @@
+"""An archive in a store that speaks S3: moto's server here, or a real one. `make test` runs it.
+
+    export ELASTICJOB_TEST_ARCHIVE=s3://BUCKET/PREFIX ELASTICJOB_TEST_CREDENTIALS=FOLDER
+    make test PYTEST_ARGS=tests/worker/archive/test_stores.py
+
+The folder has one file for each key, like a mounted Secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from elasticjob.archive import reading
+from elasticjob.archive.layout import ALONE, Object, locate
+from elasticjob.archive.storage import NotThereError, RefusedError, Storage, StoreError
+from elasticjob.archive.writing import Leader, Sender
+from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.records import File, Record
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+
+BUCKET = "my-bucket"
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+DOCS = Path(__file__).resolve().parents[2] / "docs/checkpoints.md"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server with one bucket, which asks everybody for a right."""
+
+    url: str
+    users: Any  # a client of IAM
+
+    def write_secret(self, folder: Path, name: str, policy: Mapping[str, Any]) -> Path:
+        """The keys of a new user, who has these rights."""
+        self.users.create_user(UserName=name)
+        self.users.put_user_policy(UserName=name, PolicyName="archive", PolicyDocument=json.dumps(policy))
+        made = self.users.create_access_key(UserName=name)["AccessKey"]
+        folder.mkdir(exist_ok=True)
+        said = (made["AccessKeyId"], made["SecretAccessKey"], "us-east-1", self.url)
+        for key, value in zip((*KEYS, "AWS_REGION", "AWS_ENDPOINT_URL"), said, strict=True):
+            (folder / key).write_text(f"{value}\n")
+        return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """moto's server. The client of IAM that makes users keeps a right that it was given before anybody was asked."""
+    running = ThreadedMotoServer(port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    url = f"http://{host}:{port}"
+
+    def connect(service: str, key: str, secret: str) -> Any:
+        given = {"aws_access_key_id": key, "aws_secret_access_key": secret}
+        return boto3.client(service, region_name="us-east-1", endpoint_url=url, **given)
+
+    users = connect("iam", "anybody", "anything")
+    connect("s3", "anybody", "anything").create_bucket(Bucket=BUCKET)
+    everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    users.create_user(UserName="root")
+    users.put_user_policy(UserName="root", PolicyName="all", PolicyDocument=json.dumps(everything))
+    made = users.create_access_key(UserName="root")["AccessKey"]
+    plain = {"Content-Type": "text/plain"}
+    request = urllib.request.Request(f"{url}/moto-api/reset-auth", data=b"0", headers=plain, method="POST")
+    with urllib.request.urlopen(request, timeout=30):
+        pass  # from now on, everybody is asked
+    yield Server(url, connect("iam", made["AccessKeyId"], made["SecretAccessKey"]))
+    running.stop()
+
+
+def read_policy() -> dict[str, Any]:
+    """The least that AWS needs, as the documentation says."""
+    (text,) = re.findall(r"```json\n(\{.*?)```", DOCS.read_text(), re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def make_url() -> str:
+    return f"s3://{BUCKET}/training/team-a/digits/{uuid.uuid4()}"
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """The URL of an empty folder, and the folder with the credentials: those that the documentation asks for."""
+    given = os.environ.get("ELASTICJOB_TEST_ARCHIVE")
+    if given:
+        return f"{given.rstrip('/')}/{uuid.uuid4()}", Path(os.environ["ELASTICJOB_TEST_CREDENTIALS"])
+    server: Server = request.getfixturevalue("server")
+    return make_url(), server.write_secret(tmp_path / "secret", f"user-{uuid.uuid4()}", read_policy())
+
+
+def test_a_save_comes_back_whole_and_only_what_changed_is_sent(place: tuple[str, Path]) -> None:
+    rng = random.Random(1)
+    files = {f"small/{i}": rng.randbytes(200) for i in range(500)} | {"large": rng.randbytes(ALONE + 5)}
+    chunks = {digest_of(data): data for data in files.values()}
+    storage = Storage(*place)
+    sender, leader = Sender(storage, chunks.get, 1e12), Leader(storage, "uid", 1, 1, lambda: "now")
+
+    def send(shares: Mapping[int, Sequence[Object]]) -> None:
+        for objects in shares.values():
+            sender.send(objects, lambda: False)
+
+    def save(number: int) -> None:
+        record = Record(1, number, {path: File(len(data), 0o600, (digest_of(data),)) for path, data in files.items()})
+        leader.save(record, number, lambda missing: dict.fromkeys(missing, (0,)), send)
+        leader.tidy()
+
+    save(1)
+    assert len(storage.list("objects")) == 2, "small files are packed"
+    sent = sender.bytes
+    for number in (2, 3, 4):
+        files["small/0"] = bytes([number]) * 300
+        chunks[digest_of(files["small/0"])] = files["small/0"]
+        save(number)
+    assert sender.bytes == sent + 900
+    found = reading.find_saves(Storage(*place))
+    assert found[0][1].step == 4
+    places = locate(found[0][1].objects)
+    read = {
+        path: b"".join(reading.read_chunk(storage, digest, places[digest]) for digest in file.chunks)
+        for path, file in found[0][1].record.files.items()
+    }
+    assert read == files
+    assert len(found) <= 2, "older saves are gone"
+
+
+def test_what_a_store_says_is_told_apart(place: tuple[str, Path], tmp_path: Path) -> None:
+    tmp_path /= "another"
+    tmp_path.mkdir()
+    storage = Storage(*place)
+    with pytest.raises(NotThereError):
+        storage.get("saves/none")
+    storage.delete("saves/none")
+    assert storage.list("nothing") == {}
+    with pytest.raises(RefusedError, match="credentialsSecret"):
+        Storage(place[0], tmp_path).list("saves")
+    for key in KEYS:
+        (tmp_path / key).write_text("id")
+    (tmp_path / "AWS_ENDPOINT_URL").write_text("http://127.0.0.1:9")
+    with pytest.raises(StoreError, match="does not answer"):
+        Storage(place[0], tmp_path).list("saves")
+
+
+@pytest.mark.parametrize(("key", "text"), [(KEYS[0], "AKIAEXPIRED"), ("AWS_SESSION_TOKEN", "expired")])
+def test_bad_credentials_are_told_and_changed_ones_count_at_once(
+    place: tuple[str, Path], tmp_path: Path, key: str, text: str
+) -> None:
+    secret = tmp_path / "rotated"
+    secret.mkdir()
+    for path in place[1].iterdir():
+        (secret / path.name).write_text(path.read_text())
+    (secret / key).write_text(text)
+    storage = Storage(place[0], secret)
+    with pytest.raises(RefusedError, match="credentialsSecret"):
+        storage.put("saves/x", b"1")
+    (secret / key).unlink()
+    if (place[1] / key).exists():
+        (secret / key).write_text((place[1] / key).read_text())
+    storage.put("saves/x", b"1")
+    assert storage.get("saves/x") == b"1"
+
+
+@pytest.mark.skipif("ELASTICJOB_TEST_ARCHIVE" in os.environ, reason="of the server here")
+def test_the_documented_rights_reach_this_team_and_no_other(server: Server, tmp_path: Path) -> None:
+    secret = server.write_secret(tmp_path, "team-a", read_policy())
+    with pytest.raises(RefusedError, match="credentialsSecret"):
+        Storage(f"s3://{BUCKET}/training/team-b/digits/uid", secret).put("saves/x", b"1")
+
+
+@pytest.mark.skipif("ELASTICJOB_TEST_ARCHIVE" in os.environ, reason="of the server here")
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"])
+def test_each_documented_right_is_needed(server: Server, tmp_path: Path, action: str) -> None:
+    policy = read_policy()
+    for one in policy["Statement"]:
+        asked = [one["Action"]] if isinstance(one["Action"], str) else one["Action"]
+        one["Action"] = [said for said in asked if said != action]
+    policy["Statement"] = [one for one in policy["Statement"] if one["Action"]]
+    storage = Storage(make_url(), server.write_secret(tmp_path, f"without-{action[3:]}", policy))
+    with pytest.raises(RefusedError):
+        storage.put("saves/x", b"1")
+        storage.list("saves")
+        storage.get("saves/x")
+        storage.delete("saves/x")
