@@ -14,6 +14,7 @@ _SECONDS: Final = 60  # without a byte
 _REFUSALS: Final = (
     *("credential", "forbidden", "access denied", "accessdenied", "unauthorized", "not authorized", "signature"),
     *("invalidaccesskeyid", "access key", "expiredtoken", "authentication", "authorization", "anonymous caller"),
+    *("provided token", "invalidtoken", "tokenrefresh"),
 )
 
 # The names of the keys of a Secret, as the tools of the clouds call them, and the options of fsspec.
