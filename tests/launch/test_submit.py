@@ -162,6 +162,17 @@ def test_a_script_that_is_not_here_is_said_to_be_in_the_image(
     assert "trian.py: is no file here, so that the image must have it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("length", [1, 300_000])
+def test_a_template_that_operators_refuse_is_told_before_it_is_sent(
+    capsys: pytest.CaptureFixture[str], length: int
+) -> None:
+    """Not refused: the administrator may have raised the limit."""
+    line = ["submit", "train.py", "--in-image", "--name", "long", "--image", "a:1", "--dry-run", "--", "x" * length]
+    assert run(line) == 0
+    told = capsys.readouterr().err
+    assert ("spec.template: has 300" in told and "the limit is 262144" in told) is (length > 1)
+
+
 def test_who_leaves_is_told_how_to_come_back() -> None:
     target = common.Target(namespace="team a", context="c")
     flags = "kubectl elasticjob -n 'team a' --context c"
