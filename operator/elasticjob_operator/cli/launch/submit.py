@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from elasticjob_operator import api
+from elasticjob_operator.api import bounds
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.change import read_manifest
 from elasticjob_operator.cli.common import output_option, target_options, with_client
@@ -126,10 +127,20 @@ def submit(
             )
         )
     shipment = pack(manifest, bundle, requirements)
+    _warn_if_large(shipment.manifest.get("spec"))
     if dry_run:
         _print_dry_run(shipment, output)
         return None
     return _send(shipment, bundle, output, follow=follow)
+
+
+def _warn_if_large(spec: object) -> None:
+    """An operator refuses such a job, unless its administrator has raised the limit."""
+    advice = "move large texts into a file, or have the limit of the operator raised (operator.maxTemplateBytes)"
+    template = spec.get("template") if isinstance(spec, dict) else None
+    excess = bounds.find_excess(template, bounds.Limits().template_bytes, advice)
+    if excess:
+        common.warn(f"spec.template: {excess}")
 
 
 def pack(manifest: dict[str, Any], bundle: Bundle | None, requirements: str | None) -> Shipment:
