@@ -55,6 +55,16 @@ def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: st
     assert last in failure["logTail"]
 
 
+def test_a_rank_that_ends_well_too_early_is_blamed_and_not_its_peer(jobs: Jobs) -> None:
+    """The peer's worker fails: it has lost its connection in the middle of a step."""
+    jobs.create("ends", endings_spec("well"))
+    failed = jobs.await_condition("ends", "Failed", timeout=120)
+    assert "rank 1 (ends-worker-1) ended with exit code 0 [EndedEarly]: the others were training" in failed["message"]
+    failure = jobs.status("ends")["lastFailure"]
+    assert (failure["rank"], failure["exitCode"], failure["reason"]) == (1, 0, "EndedEarly")
+    assert "onnection" in failure["message"], f"what the peer said: {failure['message']}"
+
+
 def test_a_hang_is_told_with_the_rank_that_does_not_arrive(jobs: Jobs) -> None:
     jobs.create("ends", endings_spec("hang", health={"hangTimeoutSeconds": 4}))
     failed = jobs.await_condition("ends", "Failed", timeout=120)

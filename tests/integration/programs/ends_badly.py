@@ -21,6 +21,8 @@ def come_to_an_end() -> None:
     print(f"rank {rank} of {size} comes to its end", flush=True)
     if MODE == "exit":
         sys.exit(3)
+    if MODE == "well":
+        sys.exit(0)
     if MODE == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(10_000)
