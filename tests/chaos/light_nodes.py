@@ -39,6 +39,9 @@ PRIVATE: Final = "private/"  # the same with one of the pod's pull secrets
 RETRY_SECONDS: Final = 1.0  # for what is missing
 RESTART_SECONDS: Final = 5.0  # before a container is started again; doubled each time
 AGENT_SECONDS: Final = 1.0
+# Until a disk is full. A pod that lives half as long again, and a second more, proves that the node is well: on a busy
+# machine the next one may live that much longer by chance.
+FILL_SECONDS: Final = 4.0
 CLOSING_SECONDS: Final = 0.3  # aiohttp closes connections with TLS in the background
 TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
 
@@ -463,7 +466,7 @@ class LightPod:
             await asyncio.sleep(0.1)
             return int(program == "false")
         if program == "fallocate":
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(FILL_SECONDS)
             self.failure = "Evicted", "The node was low on resource: ephemeral-storage. Threshold quantity: 100Gi"
             await self._report()
             return 137

@@ -91,7 +91,7 @@ MOST_REQUESTS = {"refused": 50, "evicted": 90}  # beside three for each of the f
 def test_a_large_job_repeats_as_few_pods_as_a_small_one(
     cluster_factory: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    """Nodes that refuse all pods, or evict them after a second. What the operator asks for is in the audit log."""
+    """Nodes that refuse all pods, or evict them after seconds. What the operator asks for is in the audit log."""
     policy = tmp_path / "policy.json"
     policy.write_text(json.dumps(manifests.POLICY))
     audit = (f"--audit-policy-file={policy}",)
