@@ -68,7 +68,10 @@ class Manager:
         }
         path = self.directory / "kueue.yaml"
         path.write_text(yaml.safe_dump(config))
-        wait_for(lambda: self._runs(path, health), f"Kueue's manager is ready: {self.log[-3000:]}", 180)
+        try:
+            wait_for(lambda: self._runs(path, health), "Kueue's manager is ready", 180)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.log[-3000:]}") from None
 
     @property
     def log(self) -> str:
