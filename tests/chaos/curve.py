@@ -10,6 +10,7 @@ Here the changes are made by real agents, whose part takes most of the time. `cu
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -99,7 +100,10 @@ def _has_reached(step: int, lines: Sequence[Mapping[str, Any]]) -> bool:
 def run_worlds(*arguments: str, module: str = "chaos.curve_worlds") -> Iterator[dict[str, Any]]:
     """What the program says of each history. It is a process of its own because it forks."""
     command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
+    before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []  # of a package with a mistake
+    environment = clean_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([*before, environment["PYTHONPATH"]])
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

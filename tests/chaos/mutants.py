@@ -29,6 +29,8 @@ SESSION = ("tests/worker/sessions/test_session_machine.py",)
 RECOVERY = ("tests/worker/sessions/test_recovery.py",)
 PEERS = ("tests/worker/peers/test_choice.py", "tests/worker/peers/test_lead.py", "tests/worker/peers/test_records.py")
 HELD = ("tests/chaos/test_chaos_memory.py", "-k", "moments")
+SUSPENDED = ("tests/chaos/test_chaos_scripts.py", "-k", "suspended_script")
+TUTORIALS = ("tests/chaos/test_chaos_scripts.py", "-k", "tutorials")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
 CONNECTING = ("tests/worker/protocol/test_connecting.py",)
 OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
@@ -395,6 +397,11 @@ MUTANTS = (
            package=RUNTIME),
     Mutant("who writes a file keeps no copy", "peers/keeper.py", "                self.directory.hold(digest)\n", "                pass\n", HELD,
            package=RUNTIME),
+    # Scripts that are drawn.
+    Mutant("a suspend lets nobody save", "protocol/directives.py", "isinstance(directive, wire.Regroup | wire.Stop) and directive.checkpoint",
+           "isinstance(directive, wire.Regroup) and directive.checkpoint", SUSPENDED, package=RUNTIME),
+    Mutant("what a step changes early is not taken back", "sessions/session.py", "        elif not self._early.take_back():\n            self._memory.note_torn()\n",
+           "", TUTORIALS, package=RUNTIME),
 )  # fmt: skip
 
 

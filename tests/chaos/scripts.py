@@ -7,15 +7,21 @@ and disturbed, as a restart and as a session, and `scripts_judge` compares what 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from chaos.curve import run_worlds
 from chaos.trials import Report
 
 
-def run(seed: int, scripts: int, agents: int = 5) -> Report:
-    """Scripts of consecutive seeds, each fifth with real agents; `--only scripts --scripts 1 --seed N` repeats one."""
+def run(seed: int, scripts: int, agents: int = 5, each: Sequence[str] = ()) -> Report:
+    """Scripts of consecutive seeds, each fifth with real agents; `--only scripts --scripts 1 --seed N` repeats one.
+
+    `each`: one plain script with each of these features, instead.
+    """
     report, began = Report("scripts", seed), time.monotonic()
-    arguments = ("--seed", str(seed), "--scripts", str(scripts), "--agents", str(agents))
+    arguments: tuple[str, ...] = ("--seed", str(seed), "--scripts", str(scripts), "--agents", str(agents))
+    if each:
+        arguments += ("--each", *each)
     for found in run_worlds(*arguments, module="chaos.scripts_worlds"):
         wrong = [f"{found['script']}: {one}" for one in found["violations"]]
         report.histories += 1

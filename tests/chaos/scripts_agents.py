@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import scripts_judge
-from chaos.scripts_judge import Run
+from chaos.scripts_judge import Run, Suspend
 from chaos.scripts_text import STEPS
 from chaos.sessions import Event
 from worker.fake_hub import FakeHub
@@ -56,6 +56,7 @@ class Stage:
         self._command = (str(script), str(folder / "out"), str(folder / "saved"))
         self._steps = Steps(folder / "out")
         self._members: dict[str, Pod] = {}
+        self.suspends: list[Suspend] = []
         self._names = (f"pod-{number}" for number in itertools.count())
 
     def start(self, count: int) -> None:
@@ -64,6 +65,7 @@ class Stage:
             env: dict[str, str | None] = {
                 "PAUSE": _PAUSE,
                 "TMPDIR": str(self._folder / "tmp"),
+                "WEIGHS": "1",
             }
             self._members[name] = self._pods.start(name, *self._command, launcher="elasticjob-run", env=env)
 
@@ -108,11 +110,13 @@ class Stage:
             for line in lines[-1:]:
                 os.kill(int(line["pid"]), signal.SIGKILL)
         if event.kind == "suspend":
-            suspended = [self._members.pop(pod) for pod in (first, *members)]
-            for one in suspended:
-                one.terminate()
+            suspended = [self._members.pop(pod) for pod in list(self._members)]  # also those that have just come
+            made = max((line["step"] for line in self.read()), default=0)
+            self.suspends.append(Suspend(made, self._hub.generation))
+            self._hub.suspend()
             for one in suspended:
                 one.wait(PATIENCE)
+            self._hub.resume()
             self.start(len(suspended))
         if event.kind == "kill-all":
             for pod in (first, *members):
@@ -164,6 +168,7 @@ def run(text: str, folder: Path, size: int, events: Sequence[tuple[int, float, E
             result.error = f"{problem}\n{logs}"
         else:
             result.left = find_left(folder)
+        result.suspends = stage.suspends
     # A pod that comes when the others have ended trains on: this hub does not know that the job is complete.
     lines = Steps(folder / "out").read()
     result.lines = [line for line in lines if line.get("step", line.get("at", 0)) <= STEPS]

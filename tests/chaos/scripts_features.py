@@ -1131,13 +1131,158 @@ ASYNC = Feature(
     without=_LAZY,
 )
 
+# --- what tutorials do: contrastive learning, policies, noise ---------------------------------------------------------
+
+_ONCE = (  # what needs one pass of each step on each rank
+    "accumulated gradients",
+    "LBFGS",
+    "two passes",
+    "two backward passes",
+    "gradient penalty",
+    "rate finder",
+    "compiled model",
+)
+_MOVES = (  # with a counter of changes, with other memory, and without either
+    "mine.lerp_(leader, 0.1)",
+    "mine.data = mine.data * 0.9 + leader.data * 0.1",
+    "mine.data.mul_(0.9).add_(leader.data, alpha=0.1)",
+)
+
+
+def _follow(lines: Lines) -> None:
+    lines.layers.append("self.follower = copy.deepcopy(self.into).requires_grad_(False)")
+    lines.forward += (
+        "if self.training:",
+        "    with torch.no_grad():",
+        "        for mine, leader in zip(self.follower.parameters(), self.into.parameters(), strict=True):",
+        f"            {lines.chance.choice(_MOVES)}",
+        "h = h + 0.3 * torch.tanh(self.follower(x))",
+    )
+
+
+_QUEUE = """
+def in_order(rows, item):
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        mine = torch.cat([item[:, None].double(), rows], 1)
+        padded = torch.full((GLOBAL_BATCH, mine.shape[1]), -1.0)
+        padded[: len(mine)] = mine
+        every = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, padded)
+        found = torch.cat(every)
+        found = found[found[:, 0] >= 0]
+    else:
+        found = torch.cat([item[:, None].double(), rows], 1)
+    return found[found[:, 0].argsort()][:, 1:]
+"""
+
+
+def _queue(lines: Lines) -> None:
+    lines.prepare.insert(0, _QUEUE)
+    lines.layers += (
+        "self.register_buffer('queue', torch.randn(18, 8))",
+        "self.register_buffer('place', torch.zeros(1, dtype=torch.long))",
+    )
+    lines.forward += (
+        "known = self.queue.clone()",
+        "if self.training:",
+        "    with torch.no_grad():",
+        "        rows = in_order(h.detach(), item)",
+        "        self.queue[(self.place + torch.arange(len(rows))) % len(self.queue)] = rows",
+        "        self.place += len(rows)",
+        "h = h + 0.3 * torch.softmax(h @ known.T, 1) @ known",
+    )
+
+
+_NOISE = """
+class Noise:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(13)
+
+    def draw(self):
+        return 0.1 * torch.randn(6, generator=self.generator)
+
+    def state_dict(self):
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
+"""
+
+
+def _noise(lines: Lines) -> None:
+    lines.prepare.append(_NOISE)
+    lines.extras["noise"] = "Noise()"
+    lines.inputs.append("x = x + noise.draw()")
+
+
+def _policy(lines: Lines) -> None:
+    lines.extras["policy"] = "copy.deepcopy(net)"
+    lines.inputs.append("if net.at % 4 == 0: policy.load_state_dict(net.state_dict())")
+    lines.losses += (
+        "with torch.no_grad(): before = policy(x, item).squeeze(1)",
+        "ratio = (0.1 * (found - before)).exp()",
+        "loss = loss - 0.1 * torch.min(ratio * y, ratio.clamp(0.99, 1.01) * y).mean()",
+    )
+
+
+def _close(lines: Lines) -> None:
+    lines.closure = True
+
+
+FOLLOWER = Feature(
+    "followers",
+    "frozen parameters that a training pass moves towards others, in three ways",
+    _follow,
+    (DDP,),
+    without=(*_ONCE, "a teacher"),
+)
+QUEUE = Feature(
+    "queues",
+    "a buffer with what the last passes of all ranks have made",
+    _queue,
+    (DDP,),
+    without=(*_ONCE, "a teacher", "static graph", "half precision"),
+)
+NOISE = Feature(
+    "noise",
+    "of a generator in an object of the script's, drawn before the pass",
+    _noise,
+    (DDP,),
+    without=_ONCE,
+)
+POLICY = Feature(
+    "old policies",
+    "a copy of the model that is renewed in every fourth step, before the pass, and a clipped ratio to it",
+    _policy,
+    (DDP,),
+    without=(*_ONCE, "updated buffers", "spectral norm", "followers", "queues", *_SOMETIMES),
+)
+CLOSURES = Feature(
+    "closures",
+    "`step(closure)` of any optimizer: the closure makes and clips the gradients",
+    _close,
+    (DDP,),
+    without=(
+        "accumulated gradients",
+        "LBFGS",
+        "two optimizers",
+        "Muon",
+        "GradScaler",
+        "two backward passes",
+        "groups that are added later",
+        "ZeroRedundancyOptimizer",
+        "ReduceLROnPlateau",
+    ),
+)
+TUTORIALS = (FOLLOWER, QUEUE, NOISE, POLICY, CLOSURES)
+
 GROUPS = {
     "parameters and buffers": MODELS,
-    "layers": LAYERS,
+    "layers": (*LAYERS, FOLLOWER, QUEUE),
     "optimizers": (*OPTIMIZERS, TWO, GROUPED, ADDED, ZERO),
     "schedulers": (*SCHEDULERS, VALIDATED),
     "around the step": AROUND,
-    "losses and gradients": (*LOSSES, TWICE),
+    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES),
     "data": (*DATA, *LOADERS, *SOURCES),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
     "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC),

@@ -12,6 +12,14 @@ from typing import Any
 import torch
 
 
+@dataclass(frozen=True)
+class Suspend:
+    """All pods were told to save, and stopped."""
+
+    made: int  # steps, when they were told
+    generation: int  # of their world
+
+
 @dataclass
 class Run:
     """What a run has left behind."""
@@ -20,6 +28,7 @@ class Run:
     finals: dict[int, Any] = field(default_factory=dict)  # the last world's state, by rank
     files: list[str] = field(default_factory=list)  # below the folder of checkpoints
     left: list[str] = field(default_factory=list)  # processes and temporary files
+    suspends: list[Suspend] = field(default_factory=list)
     error: str | None = None
 
 
@@ -87,6 +96,35 @@ def _compare_evaluations(
             (mean, count), (right, number) = line["found"], known[line["at"]]
             if count != number or not math.isclose(mean, right, rel_tol=1e3 * tolerance):
                 yield f"the evaluation after step {line['at']} found {mean} of {count} samples, not {right} of {number}"
+
+
+def check_suspends(run: Run, steps: int, every: int, is_told: bool, tolerance: float) -> Iterator[str]:
+    """What suspends have cost, and whether training went on from the state in which they had left it.
+
+    `is_told`: the script saves when it is told to, so no step is lost that was made before. Others lose what they have
+    made since their last save, which may not have been complete: less than twice `every` steps.
+    """
+    made = {(line["step"], line["generation"]): line for line in run.lines if "seen" in line and line["rank"] == 0}
+    for suspend in run.suspends:
+        if (steps, suspend.generation) in made:
+            continue  # it came to its end before it was told
+        restored = [line for line in run.lines if line.get("restored") is not None and line["rank"] == 0]
+        after = min(
+            (line for line in restored if line["generation"] > suspend.generation),
+            key=lambda line: int(line["generation"]),
+            default=None,
+        )
+        if after is None:
+            yield f"nobody went on after the suspend at step {suspend.made}"
+            continue
+        step, least = after["restored"], suspend.made if is_told else suspend.made - 2 * every + 1
+        if step < least:
+            yield f"the suspend at step {suspend.made} cost all steps after {step}"
+        worlds = [world for number, world in made if number == step and world < after["generation"]]
+        before = made.get((step, max(worlds, default=0)))
+        if before is not None and before["world"] == after["world"]:
+            for difference in find_differences(after["state"], before["state"], tolerance, "/weights"):
+                yield f"after the suspend at step {suspend.made}, step {step} has {difference}"
 
 
 def find_differences(own: Any, expected: Any, tolerance: float, path: str = "") -> Iterator[str]:

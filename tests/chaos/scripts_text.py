@@ -179,6 +179,25 @@ def whole(value):
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
+def weigh():
+    groups = [(one, group) for one in optimizers.values() for group in one.param_groups]
+    kept = [one.state.get(parameter, {{}}) for one, group in groups for parameter in group["params"]]
+    return [add_up(net.state_dict()), add_up(kept), add_up([one.state_dict() for one in extras.values()])]
+
+
+def add_up(value):
+    if isinstance(value, (dict, list, tuple)):
+        return math.fsum(add_up(one) for one in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, torch.Tensor):
+        value = value.to_local() if hasattr(value, "to_local") else value.detach()
+        return float((torch.view_as_real(value) if value.is_complex() else value).double().abs().sum())
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def note(step, place, **more):
+    log.write(**{{more.pop("name", "step"): step}}, state=weigh() if "WEIGHS" in os.environ else [], **place, **more)
+
+
 def finish(rank, generation):
 {collect}
     torch.save(state, OUT / f"part-{{rank}}")
@@ -198,6 +217,8 @@ sampler = {sampler_class}({data}, global_batch_size=GLOBAL_BATCH{sampler})
 loader = {loader_class}({data}, batch_sampler=sampler{loader})
 {checkpoint}
 step = restore()
+place = dict(generation=world.generation, rank=world.rank, world=world.world_size)
+note(step, place, name="restored")
 {start}
 seen = []
 while step < STEPS and not stopping:
@@ -211,7 +232,7 @@ while step < STEPS and not stopping:
 {inside}
         apply()
         step += 1
-        log.write(step=step, generation=world.generation, rank=world.rank, world=world.world_size, seen=seen)
+        note(step, place, seen=seen)
         seen = []
         if is_due(step) or stopping:
             save(step)
@@ -249,6 +270,7 @@ def closure():
     with {turn}:
         loss = compute(model, x, item, y, micro.samples)
         {backward}
+{before}
     mean = loss.detach() * micro.samples
     dist.all_reduce(mean)
     return mean / micro.batch
@@ -273,6 +295,8 @@ def on_world(here):
 {checkpoint}
     if here.committed < 0:
         here.committed = restore() - 1
+        place = dict(generation=here.generation, rank=here.rank, world=here.world_size)
+        note(here.committed + 1, place, name="restored")
 {start}
 
 
@@ -290,7 +314,7 @@ for epoch in range(sampler.epoch, 10**6):
         if made is not None:
             if session.committed + 1 == made:
                 place = dict(generation=session.generation, rank=session.rank, world=session.world_size)
-                log.write(step=made, seen=seen, **place)
+                note(made, place, seen=seen)
             seen = []
             time.sleep(PAUSE)
         if session.committed + 1 >= STEPS:
@@ -321,6 +345,25 @@ if session.ends_step:
     made = session.committed + 2
     if is_due(made):
         save(made)
+"""
+
+_CLOSED = """\
+net.at = session.committed + 1
+
+def closure():
+    optimizer.zero_grad()
+    loss = compute(session.model, x, item, y, session.scale)
+    session.backward(loss)
+{before}
+    return loss
+
+if session.scale:
+    seen += item.tolist()
+{inside}
+apply()
+made = session.committed + 2
+if is_due(made):
+    save(made)
 """
 
 _FIRST = """\
@@ -493,6 +536,8 @@ class Script:
     features: tuple[str, ...]
     texts: dict[str, str]
     tolerance: float
+    every: int = 1  # steps between two saves
+    is_told: bool = False  # it saves when it is told to
 
     def __str__(self) -> str:
         return f"seed {self.seed}, {self.engine}: {', '.join(self.features)}"
@@ -503,6 +548,13 @@ def draw(seed: int) -> Script:
     chance = random.Random(seed)
     engine = chance.choices((DDP, VIRTUAL, FSDP), (6, 3, 2))[0]
     return write(seed, engine, choose(chance, engine))
+
+
+def draw_with(seed: int, name: str) -> Script:
+    """A plain script that has this feature."""
+    plain = ("SGD with momentum", "clipped norm", "Checkpointer")
+    chosen = [one for one in features.FEATURES if one.name in (name, *plain)]
+    return write(seed, next(one.engines[0] for one in chosen if one.name == name), chosen)
 
 
 def choose(chance: random.Random, engine: str) -> list[Feature]:
@@ -564,6 +616,9 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
         other = {"torch.save": chance.choice((features.LINKED, features.ARRAYS))}
         other["torch's distributed checkpoint"] = features.ASYNC
         chosen = [other.get(one.name, one) for one in chosen]
+    names.update(one.name for one in chosen)
+    barred.update(one for feature in chosen for one in feature.without)
+    pick(features.TUTORIALS, 2)
     return chosen
 
 
@@ -580,7 +635,8 @@ def write(seed: int, engine: str, chosen: Sequence[Feature]) -> Script:
         forms.remove(SESSION)  # a scheduler is bound to the optimizer of one world
     writers = {RESTART: _write_restart, SESSION: _write_session}
     texts = {form: HEADER + "\n\n" + _write_common(lines, every) + writers[form](lines) for form in forms}
-    return Script(seed, engine, tuple(one.name for one in chosen), texts, lines.tolerance)
+    names = tuple(one.name for one in chosen)
+    return Script(seed, engine, names, texts, lines.tolerance, every, is_told=lines.checkpoint == "elastic")
 
 
 def _block(parts: Sequence[str], depth: int) -> str:
@@ -609,7 +665,7 @@ def _write_common(lines: Lines, every: int) -> str:
         losses=_block(lines.losses, 1),
         layers=_block(lines.layers, 2),
         forward=_block(lines.forward, 2),
-        before=_block(loops, 1),
+        before=_block([] if lines.closure else loops, 1),
         collect=_block(lines.collect, 1),
         step=_block(step, 1),
         zero=_block([f"optimizers[{name!r}].zero_grad()" for name in lines.optimizers], 1),
@@ -646,6 +702,7 @@ def _write_restart(lines: Lines) -> str:
     epoch += [one for one in lines.epoch if not one.startswith("evaluate")]
     loss = "scaler.scale(loss)" if lines.scaler else "loss"
     gradients = (_CLOSURE if lines.closure else _TWICE if lines.twice else _TURN).format(
+        before=_block(lines.before, 1),
         turn="ranks.turn(micro)" if lines.engine == VIRTUAL else "micro.sync(model)",
         backward=f"ranks.backward({loss})" if lines.engine == VIRTUAL else f"({loss} * micro.scale).backward()",
     )
@@ -677,6 +734,8 @@ def _write_session(lines: Lines) -> str:
         first=_FIRST.format(loss=loss) if lines.twice else "",
         half=" / 2" if lines.twice else "",
     )
+    if lines.closure:
+        body = _CLOSED.format(before=_block(lines.before, 1), inside=_block(lines.inside, 0))
     if lines.guard:
         body = f"try:\n{indent(body, '    ')}except RuntimeError as error:\n    print('skipped', error)\n"
     epoch = []

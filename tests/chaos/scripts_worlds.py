@@ -23,7 +23,7 @@ from chaos import scripts_agents, scripts_judge  # the first one first
 from chaos.curve_worlds import act
 from chaos.scripts_features import RESTART
 from chaos.scripts_judge import Run
-from chaos.scripts_text import HEADER, STEPS, Script, draw
+from chaos.scripts_text import HEADER, STEPS, Script, draw, draw_with
 from chaos.sessions import Event, make_schedule
 from elasticjob.diagnose.verify import start_server
 from elasticjob.diagnose.verify_worlds import Lines, WorldFailedError, Worlds
@@ -92,6 +92,7 @@ def check(server: ForkServer, script: Script, folder: Path, changes: int, with_a
         else:
             found = run(server, text, folder / form, size, events, told)
         differences = scripts_judge.compare(found, reference, STEPS, script.tolerance)
+        differences += scripts_judge.check_suspends(found, STEPS, script.every, script.is_told, script.tolerance)
         wrong += [f"{form} from {size}, {done[form]}: {one}" for one in differences[:6]]
     return {"seed": script.seed, "script": str(script), "forms": list(script.texts), "done": done, "violations": wrong}
 
@@ -102,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scripts", type=int, default=500)
     parser.add_argument("--changes", type=int, default=3)
     parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
+    parser.add_argument("--each", nargs="*", default=(), help="one plain script with each of these features, instead")
     parser.add_argument("--agents", type=int, default=0, metavar="N", help="every Nth seed under real agents")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts and what they wrote")
     args = parser.parse_args(argv)
@@ -110,10 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         header = folder / "header.py"
         header.write_text(HEADER + "import fsspec.core\n")  # as the first save does, in each process
         with start_server([str(header)]) as server:
-            for seed in args.only or range(args.seed, args.seed + args.scripts):
+            drawn = (draw(seed) for seed in args.only or range(args.seed, args.seed + args.scripts))
+            for number, script in enumerate([draw_with(args.seed, name) for name in args.each] or drawn):
                 began = time.monotonic()
-                agents = args.agents > 0 and seed % args.agents == 0
-                found = check(server, draw(seed), (args.keep or folder) / str(seed), args.changes, agents)
+                agents = args.agents > 0 and script.seed % args.agents == 0
+                place = (args.keep or folder) / f"{number}-{script.seed}"
+                found = check(server, script, place, args.changes, agents)
                 failed = failed or bool(found["violations"])
                 sys.stdout.write(json.dumps(found | {"seconds": round(time.monotonic() - began, 1)}) + "\n")
                 sys.stdout.flush()

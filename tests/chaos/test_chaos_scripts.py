@@ -11,11 +11,12 @@ import torch
 from chaos import scripts_features as features
 from chaos.scripts import run
 from chaos.scripts_features import DDP, FEATURES, FSDP, RESTART, VIRTUAL
-from chaos.scripts_judge import Run, compare, find_differences
+from chaos.scripts_judge import Run, Suspend, check_suspends, compare, find_differences
 from chaos.scripts_text import draw, write
 from chaos.scripts_worlds import LARGEST, plan
 from chaos.sessions import LOSSES
 
+SUSPENDED = 27
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
@@ -29,6 +30,16 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 )
 def test_a_script_trains_the_same_while_its_world_changes(seed: int) -> None:
     assert run(seed, 1, agents=0).violations == []
+
+
+def test_what_tutorials_change_before_the_optimizer_is_right_after_a_loss() -> None:
+    assert plan(1, 3)[1][1][2].kind == "crash"
+    assert run(1, 0, agents=0, each=[one.name for one in features.TUTORIALS]).violations == []
+
+
+def test_a_suspended_script_loses_no_step_and_goes_on_from_its_state() -> None:
+    assert "suspend" in [event.kind for _, _, event in plan(SUSPENDED, 3)[1]]
+    assert run(SUSPENDED, 0, agents=1, each=["Checkpointer"]).violations == []
 
 
 def test_every_feature_is_drawn_and_every_script_is_python() -> None:
@@ -89,6 +100,23 @@ TWO = [line(1), line(2)]
 def test_the_judge_sees_samples(lines: list[dict[str, Any]], problem: str | None) -> None:
     wrong = compare(Run(lines, {0: {}}), Run(TWO, {0: {}}), 2, 1e-7)
     assert (not wrong) if problem is None else (bool(wrong) and problem in wrong[0])
+
+
+@pytest.mark.parametrize(
+    ("restored", "weight", "is_told", "problem"),
+    [
+        pytest.param(9, 1.0, True, None, id="nothing is lost"),
+        pytest.param(8, 1.0, True, "the suspend at step 9 cost all steps after 8", id="a step is lost"),
+        pytest.param(6, 1.0, False, None, id="since the last save"),
+        pytest.param(3, 1.0, False, "cost all steps after 3", id="since the save before"),
+        pytest.param(9, 1.5, True, "step 9 has /weights/0 1.5, not 1.0", id="another state"),
+    ],
+)
+def test_the_judge_sees_what_a_suspend_costs(restored: int, weight: float, is_told: bool, problem: str | None) -> None:
+    lines = [line(step, state=[1.0]) for step in range(1, 10)]
+    lines.append({"restored": restored, "generation": 2, "rank": 0, "world": 1, "state": [weight]})
+    wrong = list(check_suspends(Run(lines, suspends=[Suspend(9, 1)]), 24, 3, is_told, 1e-7))
+    assert (not wrong) if problem is None else (len(wrong) == 1 and problem in wrong[0])
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class FakeHub:
         self.agents: dict[str, Agent] = {}
         self.world: World | None = None
         self.stop_reason: tuple[str, bool] | None = None
+        self.lets_save = False  # what it stops may save before
         self.unwanted: set[str] = set()
         self.history: list[tuple[float, str, dict[str, Any]]] = []  # time, pod, message
         self.regroups: list[tuple[float, str]] = []
@@ -138,6 +139,22 @@ class FakeHub:
     def stop(self, reason: str = "test", ok: bool = True) -> None:
         def change() -> None:
             self.stop_reason = (reason, ok)
+
+        self.call(change)
+
+    def suspend(self) -> None:
+        """All pods may save, and are then stopped. Those that come after `resume` form the next world."""
+
+        def change() -> None:
+            self.stop_reason, self.lets_save = ("suspended", True), True
+            if self.world is not None:
+                self.world.over = True
+
+        self.call(change)
+
+    def resume(self) -> None:
+        def change() -> None:
+            self.stop_reason, self.lets_save = None, False
 
         self.call(change)
 
@@ -327,7 +344,9 @@ class FakeHub:
             self._form(now)
         for agent in self.agents.values():
             if self.stop_reason is not None:
-                self._tell(agent, {"action": "stop", "reason": self.stop_reason[0], "ok": self.stop_reason[1]})
+                saves = {"checkpoint": True, "graceSeconds": 30} if self.lets_save else {}
+                reason, ok = self.stop_reason
+                self._tell(agent, {"action": "stop", "reason": reason, "ok": ok, **saves})
             elif self._is_stale(agent):
                 self._tell(agent, self._regroup_directive(agent.generation, "fenced", checkpoint=False))
             elif self.probe is not None and not agent.state.get("preflight", {"over": True})["over"]:
@@ -429,6 +448,8 @@ class FakeHub:
         ]
 
     def _form(self, now: float) -> None:
+        if self.lets_save:
+            return
         old = self.world.pods if self.world is not None else []
         if self.world is not None:
             self._stop_waiting_for_lost(self.world, now)
