@@ -85,12 +85,15 @@ class Memory:
             further = (one for one in self._extras.values() if _is_optimizer(one))
             self._schedules.keep([self.model_state.optimizer, *further])
 
-    def note_applying(self, optimizer: Any) -> None:
-        """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back."""
+    def note_applying(self, optimizer: Any, makes_gradients: bool = False) -> None:
+        """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back.
+
+        `makes_gradients`: in its step, by a closure. So a loss may well come in there.
+        """
         self._is_applying = True
         calls = self._count_calls(with_skipped=True)
         calls[self._find_name(optimizer)] += 1
-        if self._may_be_torn(calls):
+        if self._may_be_torn(calls) or (makes_gradients and self._can_take_back):
             self._undo.keep(optimizer)
         else:
             self._undo.skip(optimizer)
@@ -98,8 +101,15 @@ class Memory:
     def _may_be_torn(self, calls: dict[str, int]) -> bool:
         """Whether a further optimizer is to step after these calls, and may fail to."""
         follows = any(calls[name] < usual for name, usual in self._usual.items())
-        is_replicated = isinstance(self.model_state, ReplicatedModelState)
-        return follows and is_replicated and self._can_go_back and not self._together
+        return follows and self._can_take_back and not self._together
+
+    @property
+    def _can_take_back(self) -> bool:
+        return self._can_go_back and isinstance(self.model_state, ReplicatedModelState)
+
+    def note_torn(self) -> None:
+        """A broken step has changed what cannot be taken back."""
+        self._clean = False
 
     def note_applied(self, optimizer: Any) -> None:
         """Record that an optimizer has stepped: one of the extras, or else the session's own."""

@@ -36,9 +36,9 @@ def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
         if is_real:
             before(optimizer, *given)
 
-    def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def end(optimizer: torch.optim.Optimizer, *given: Any) -> None:
         if is_real:
-            after(optimizer)
+            after(optimizer, *given)
 
     optimizer.register_step_pre_hook(begin)
     optimizer.register_step_post_hook(end)

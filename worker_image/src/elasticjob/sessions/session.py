@@ -33,6 +33,7 @@ from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
 from elasticjob.sessions import meetings
 from elasticjob.sessions.advice import Adviser, has_gradients
+from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import hook
@@ -134,6 +135,8 @@ class Session:
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
         self._fence = self._make_fence(groups)
         self._buffers = StepBuffers(None)
+        can_go_back = client is not None and model is not None
+        self._early = Early(model, extras.values()) if can_go_back else Early(None, ())
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
         self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0)
@@ -286,6 +289,7 @@ class Session:
         if self._worlds.can_change:
             if not self._fence.is_open:
                 self._memory.begin_step()
+                self._early.begin()
             self._worlds.begin_block(begins_step=not self._fence.is_open)
         self._memory.begin()
         self._fence.begin()
@@ -322,6 +326,7 @@ class Session:
         self._fence.commit(is_applied and not self._worlds.has_met_less())
         self._memory.commit(self._fence.is_divided)
         self._buffers.forget()
+        self._early.forget()
         self._memory.note_committed()
         completion.steps.end()
         self._went_back = self._replicas.check()
@@ -434,12 +439,12 @@ class Session:
         self._worlds.interrupter.allowed = False
         if self._fence.is_open:
             self._fence.begin_applying(self._agree)
-        if not self._memory.applied:  # a script may drop the gradients between the steps of two optimizers
-            self._model_state.check_gradients()
-        makes_them = (*given[1:], more.get("closure"))[0] is not None  # a closure
+        makes_them = _has_closure(given, more)
+        if not makes_them:
+            self._look_at_passes()
         if self._fence.is_open and self._is_replicated and not makes_them and not has_gradients([optimizer]):
             self._fence.is_empty = True
-        self._memory.note_applying(optimizer)
+        self._memory.note_applying(optimizer, makes_them)
 
     def _agree(self) -> None:
         if self._model_state.has_copies and self._worlds.can_change:
@@ -448,9 +453,17 @@ class Session:
             dist.all_reduce(torch.zeros(1), group=self._worlds.groups.flags)
             self._ready = False
 
-    def _end_apply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _look_at_passes(self) -> None:
+        """All gradients of this optimizer are made. A script may drop them between the steps of two optimizers."""
+        if not self._memory.applied:
+            self._model_state.check_gradients()
+        self._early.look()
+
+    def _end_apply(self, optimizer: torch.optim.Optimizer, given: tuple[Any, ...], more: Mapping[str, Any]) -> None:
         if self._fence.is_open:
             self._fence.end_applying()
+        if _has_closure(given, more):
+            self._look_at_passes()
         self._memory.note_applied(optimizer)
 
     def _guard(self, scaler: torch.amp.GradScaler) -> None:
@@ -481,6 +494,10 @@ class Session:
         was_ready, self._ready = self._ready, False
         before = self.committed
         self._memory.take_back(self.generation, self.ends_step, was_ready, was_skipped)
+        if self.committed > before:
+            self._early.forget()
+        elif not self._early.take_back():
+            self._memory.note_torn()
         if self.committed > before and not self._buffers.is_unsure:
             self._buffers.forget()
         self._buffers.take_back()
@@ -516,6 +533,11 @@ class Session:
             if self.committed != before:
                 self._memory.keep_place()
         self._replicas.enter()
+
+
+def _has_closure(given: tuple[Any, ...], more: Mapping[str, Any]) -> bool:
+    """Whether an optimizer makes the gradients itself: the arguments of its `step`, the optimizer included."""
+    return (*given[1:], more.get("closure"))[0] is not None
 
 
 def _describe(error: BaseException) -> str:

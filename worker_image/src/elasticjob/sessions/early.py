@@ -1,0 +1,119 @@
+"""What a script changes in a step before its optimizers do, as it was before: momentum encoders, old policies, noise.
+
+These are the frozen parameters of a replicated model, and the other objects of a session. A step that a loss breaks is
+made again, so they would change twice. Copies of all of them would cost memory and time in each step, and most never
+change so early. So the first step of a process finds out which do, by digests, and only those are copied from then on.
+One that begins to later is seen by torch's counter of changes, or by its memory. Without a copy a step is torn.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from elasticjob.collectives import skeletons
+from elasticjob.torchcompat.optimizers import load_state
+from elasticjob.torchcompat.versions import count_changes
+
+Place = tuple[torch.nn.Module, str]  # where a tensor is; a script may assign another one
+Mark = tuple[int, int | None, int]  # of a tensor: its memory, its changes, and its digest or 0
+
+
+class Early:
+    """The frozen parameters of a model and the other objects of one session. `begin` and `look` surround the passes."""
+
+    def __init__(self, model: torch.nn.Module | None, others: Iterable[Any]) -> None:
+        """`others`: objects with `state_dict` and `load_state_dict`. Optimizers and schedulers are left out."""
+        self._model = model
+        self._modules: list[torch.nn.Module] = []
+        self._objects: list[Any] = []
+        for one in others:
+            if isinstance(one, (torch.optim.Optimizer, LRScheduler)):
+                continue
+            (self._modules if isinstance(one, torch.nn.Module) else self._objects).append(one)
+        self._is_known = False  # which change early
+        self._moving: set[tuple[int, str]] = set()  # places, by the module's id
+        self._drawn: set[int] = set()  # of the other objects, by their number
+        # Of the present step: what is to be compared, what was copied, and the states of the other objects.
+        self._marks: list[tuple[Place, Mark]] = []
+        self._copies: list[tuple[Place, torch.Tensor, torch.Tensor]] = []
+        self._states: Mapping[int, Any] = {}
+        self._is_open = self._is_torn = False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.forget()
+        self._is_open = True
+        with torch.no_grad():
+            for module, name in self._find_places():
+                tensor = getattr(module, name)
+                if (id(module), name) in self._moving:
+                    self._copies.append(((module, name), tensor, tensor.clone()))
+                else:
+                    self._marks.append(((module, name), self._mark(tensor)))
+        wanted = self._drawn if self._is_known else range(len(self._objects))
+        self._states = {number: copy.deepcopy(self._objects[number].state_dict()) for number in wanted}
+
+    def look(self) -> None:
+        """The first optimizer of the step begins, or the step is broken: whatever has changed has changed early."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for (module, name), mark in self._marks:
+            if self._mark(getattr(module, name)) != mark:
+                self._moving.add((id(module), name))
+                self._is_torn = True
+        if not self._is_known:
+            for number, before in self._states.items():
+                if _find_digest(before) != _find_digest(self._objects[number].state_dict()):
+                    self._drawn.add(number)
+            self._is_known = True
+
+    def take_back(self) -> bool:
+        """The step is broken. Whether all is as it was before."""
+        self.look()
+        is_whole = not self._is_torn
+        with torch.no_grad():
+            for (module, name), tensor, before in self._copies:
+                tensor.copy_(before)
+                if getattr(module, name) is not tensor:
+                    setattr(module, name, tensor)
+        for number in self._drawn & self._states.keys():
+            load_state(self._objects[number], self._states[number])
+        self.forget()
+        return is_whole
+
+    def forget(self) -> None:
+        """The step is applied."""
+        self._is_open = self._is_torn = False
+        self._marks, self._copies, self._states = [], [], {}
+
+    def _find_places(self) -> list[Place]:
+        frozen = [] if self._model is None else list(_find_frozen(self._model))
+        return frozen + [place for module in self._modules for place in _find_all(module)]
+
+    def _mark(self, tensor: torch.Tensor) -> Mark:
+        return tensor.data_ptr(), count_changes(tensor), 0 if self._is_known else skeletons.digest(tensor)
+
+
+def _find_frozen(model: torch.nn.Module) -> Iterable[Place]:
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False):
+            if not one.requires_grad:
+                yield module, name
+
+
+def _find_all(model: torch.nn.Module) -> Iterable[Place]:
+    for module in model.modules():
+        named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        yield from ((module, name) for name, _ in named)
+
+
+def _find_digest(state: Any) -> tuple[str, list[int]]:
+    tensors: list[torch.Tensor] = []
+    skeleton = skeletons.split(state, tensors)
+    return repr(skeleton), [skeletons.digest(one) for one in tensors]
