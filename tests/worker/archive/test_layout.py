@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from elasticjob.archive import layout
 from elasticjob.archive.garbage import Doomed, Stock, parse_doomed
 from elasticjob.archive.layout import ALONE, ManifestError, Object, Save
+from elasticjob.archive.storage import Storage
+from elasticjob.archive.writing import Leader
 from elasticjob.peers.records import CHUNK_BYTES, File, Record
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
@@ -93,6 +97,17 @@ def _change(save: Save, **changes: object) -> tuple[str, bytes]:
             id="a path that escapes",
         ),
         pytest.param(*_change(make(1, ONE), step={}, time=None, job=3, objects=None), id="nonsense"),
+        pytest.param(*_change(make(1, ONE), objects=[[[1, 0], [[A, math.inf]]]]), id="a size that is infinite"),
+        pytest.param(*_change(make(1, ONE), objects=[[[math.inf, 0], [[A, 5]]]]), id="a writer that is infinite"),
+        pytest.param(*_change(make(1, ONE), objects=[[[1, 0], [[A, 5.5]]]]), id="a size that is no count"),
+        pytest.param(*_change(make(1, ONE), step=10**30), id="a step that no message has"),
+        pytest.param(*_change(make(1, ONE), step=-1), id="a step before the first"),
+        pytest.param(*_change(make(1, ONE), time="x" * 300), id="a time that no message has"),
+        pytest.param(*_change(make(1, ONE), version=math.inf), id="a version that is infinite"),
+        pytest.param(
+            *_change(make(1, ONE), record={"generation": 2, "number": 1, "files": {"\ud800": [0, 0, [], "", 0]}}),
+            id="a path that no file has",
+        ),
     ],
 )
 def test_what_is_no_whole_manifest_is_refused(named: str, data: bytes) -> None:
@@ -140,3 +155,10 @@ def test_only_names_of_the_archive_are_ever_deleted() -> None:
     found = parse_doomed(json.dumps(said).encode())
     assert found == Doomed(frozenset({"0000000002-0000000001-" + A}), frozenset({ONE.name}))
     assert parse_doomed(found.dump()) == found
+
+
+def test_a_lead_of_a_strange_name_is_none(tmp_path: Path) -> None:
+    storage = Storage(f"file://{tmp_path}")
+    for strange in ("²", "x", "00001"):
+        storage.put(f"{layout.LEADS}/{strange}", b"")
+    Leader(storage, "uid", 1, 3, lambda: "now").begin()
