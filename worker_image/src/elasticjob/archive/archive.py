@@ -19,6 +19,7 @@ from elasticjob.archive.layout import ManifestError, Object
 from elasticjob.archive.restoring import Reader, Restorer
 from elasticjob.archive.storage import Storage, StoreError
 from elasticjob.archive.writing import GoneError, Leader, LostError, OverError, Sender
+from elasticjob.peers import records
 from elasticjob.peers.last_tier import Members, Pause, Saved
 from elasticjob.peers.records import Record
 from elasticjob.peers.transport import PeerError, RefusedError
@@ -155,7 +156,8 @@ class Archive:
 
     def take(self, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         try:
-            attempt, objects = int(header["attempt"]), [layout.parse_object(one) for one in json.loads(body)]
+            attempt = records.check_count(header["attempt"])
+            objects = [layout.parse_object(one) for one in json.loads(body)]
         except (KeyError, ValueError, TypeError, ManifestError) as error:
             return {"error": f"no order: {error}"}
         with self._changed:

@@ -29,8 +29,11 @@ SAVES, OBJECTS, LEADS, GARBAGE, PARTS = "saves", "objects", "leads", "garbage", 
 ALONE: Final = 1 << 20  # bytes from which on a chunk is an object of its own: smaller ones are packed ...
 PACK: Final = 8 << 20  # ... into objects of at most so many
 MOST_MANIFEST: Final = 512 << 20  # bytes of a manifest, unpacked
+_MOST_STEP: Final = 2**53  # as the hub takes it
+_MOST_TIME: Final = 64  # characters
 _NAMED: Final = re.compile(r"(\d{10})-(\d{6})-([0-9a-f]{64})")
 _SAVED: Final = re.compile(r"(\d{10})-(\d{10})-([0-9a-f]{64})")
+_LEADS: Final = re.compile(r"[0-9]{10,16}")
 _VERSION: Final = 1
 
 Order = tuple[int, int]  # of a save: generation and number of its record
@@ -70,10 +73,10 @@ def parse_object(said: Any) -> Object:
     """Raises ManifestError."""
     try:
         (generation, count), chunks = said
-        found = tuple((records.check_digest(digest), int(size)) for digest, size in chunks)
-        if not found or not all(0 < size <= CHUNK_BYTES for _, size in found) or min(int(generation), int(count)) < 0:
+        found = tuple((records.check_digest(digest), records.check_count(size)) for digest, size in chunks)
+        if not found or not all(0 < size <= CHUNK_BYTES for _, size in found):
             raise ValueError("no chunks")
-        return Object((int(generation), int(count)), found)
+        return Object((records.check_count(generation), records.check_count(count)), found)
     except (TypeError, ValueError) as error:
         raise ManifestError(f"no object: {error}") from None
 
@@ -120,6 +123,11 @@ def order_of(name: str) -> Order | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def lead_of(name: str) -> int | None:
+    """The generation of the lead of this name; None if it is not the name of one."""
+    return int(name) if _LEADS.fullmatch(name) else None
+
+
 def parse_name(name: str) -> tuple[Writer, str] | None:
     """Who wrote the object of this name, and its content; None if it is not the name of one."""
     found = _NAMED.fullmatch(name)
@@ -140,8 +148,8 @@ def parse_save(name: str, data: bytes) -> Save:
         found = Save(
             job=str(said["job"]),
             record=record,
-            step=int(step) if isinstance(step, int) else None,
-            time=str(said["time"]),
+            step=None if step is None else records.check_count(step, most=_MOST_STEP),
+            time=_check_time(said["time"]),
             objects=tuple(map(parse_object, said["objects"])),
         )
     except (ValueError, KeyError, TypeError, RecursionError, RecordError, zlib.error, EOFError, OSError) as error:
@@ -151,6 +159,12 @@ def parse_save(name: str, data: bytes) -> Save:
     if find_sizes(record.files).keys() - locate(found.objects).keys():
         raise ManifestError(f"the manifest {name[:32]} lacks chunks")
     return found
+
+
+def _check_time(said: Any) -> str:
+    if not isinstance(said, str) or len(said) > _MOST_TIME:
+        raise ValueError("no time")
+    return said
 
 
 def _unpack(data: bytes) -> bytes:

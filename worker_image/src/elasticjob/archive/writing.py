@@ -188,7 +188,8 @@ class Leader:
             self._storage.delete(f"{layout.GARBAGE}/{name}")
         self._deletes, self._lists = Doomed(), []
         for name in self._storage.list(layout.LEADS):
-            if name.isdigit() and int(name) < self._generation:
+            lead = layout.lead_of(name)
+            if lead is not None and lead < self._generation:
                 self._storage.delete(f"{layout.LEADS}/{name}")
         parts = set(self._storage.list(layout.PARTS))
         for name in parts & self._parts:  # of a process that ended while it wrote
@@ -220,5 +221,6 @@ class Leader:
             raise LostError(f"the store {self._storage.url} does not show {len(absent)} objects that it has taken")
 
     def _check_lead(self) -> None:
-        if any(name.isdigit() and int(name) > self._generation for name in self._storage.list(layout.LEADS)):
+        leads = map(layout.lead_of, self._storage.list(layout.LEADS))
+        if any(lead is not None and lead > self._generation for lead in leads):
             raise OverError("an agent of a newer world writes to this archive")

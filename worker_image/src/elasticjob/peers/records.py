@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,6 +178,13 @@ def check_digest(said: Any) -> str:
     return said
 
 
+def check_count(said: Any, *, most: int = 2**63 - 1) -> int:
+    """The number that another agent or a store names. Raises ValueError if it is no count, or more than `most`."""
+    if not _is_count(said) or said > most:
+        raise ValueError("no count")
+    return int(said)
+
+
 def parse_digests(body: bytes) -> list[str]:
     """Those that another agent names. Raises ValueError."""
     return [check_digest(one) for one in json.loads(body)]
@@ -250,8 +258,12 @@ def _parse_files(said: Mapping[str, Any]) -> Files:
 
 
 def is_inside(path: str) -> bool:
-    """Whether this is a relative path that stays below its directory."""
+    """Whether this is a relative path that stays below its directory, and that a file can have."""
     parts = path.split("/")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
     return "\0" not in path and all(part not in ("", ".", "..") for part in parts)
 
 
