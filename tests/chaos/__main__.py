@@ -132,6 +132,7 @@ def main() -> int:
     parser.add_argument("--scripts", type=int, default=500, help="training scripts that are drawn")
     parser.add_argument("--device-histories", type=int, default=200, help="of losses over a model of NCCL")
     parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
+    parser.add_argument("--archive", action="store_true", help="memory: with an archive behind the peers")
     parser.add_argument("--health-faults", type=int, default=50, help="of ranks and nodes, to be located")
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
@@ -160,7 +161,7 @@ def main() -> int:
         if "devices" in suites:
             reports.append(devices.run(args.seed, args.device_histories, directory))
         if "memory" in suites:
-            reports.append(memory.run(args.seed, args.memory_histories, 10, directory))
+            reports.append(memory.run(args.seed, args.memory_histories, 10, directory, has_archive=args.archive))
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if "manifests" in suites:

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from chaos import memory_network
+from chaos import memory_network, memory_store
 from chaos.memory_judge import judge
 from chaos.memory_pods import LAYOUTS, QUIET, Job
+from chaos.memory_store import FAULTS, Store
 from chaos.trials import Report
+from elasticjob.archive import archive
+from elasticjob.archive.storage import Storage
 from elasticjob.peers import copying, directory, entering, keeper, lead, transport
 
 LANES = 4  # histories at a time: most of their time, they wait
@@ -37,6 +40,7 @@ KINDS = (
     "damage",
     "leave",
 )
+ARCHIVE_KINDS = ("archive", "lose-all", "lose-all-in-save", "ghosts", "store-fault", "store-loses")
 _ATTEMPTS = 5
 _SMALL = 40_000  # bytes: a pod that has no room for most copies
 
@@ -60,19 +64,25 @@ class History:
     replicas: int
     layout: str
     events: tuple[Event, ...]
+    has_archive: bool = False
 
 
-def plan(seed: int, length: int) -> History:
+def plan(seed: int, length: int, *, has_archive: bool = False) -> History:
     """A history of this many events. Pure."""
     chance = random.Random(seed)
     size = chance.randint(2, 4)
     kinds = chance.choices(KINDS, (4, 3, 5, 2, 2, 2, 2, 1, 2, 2, 2), k=length)
+    if has_archive:  # most of them
+        kinds = [chance.choice(ARCHIVE_KINDS) if chance.random() < 0.7 else kind for kind in kinds]
     events = tuple(Event(kind, (chance.random(), chance.random(), chance.random(), chance.random())) for kind in kinds)
-    return History(size, chance.randint(1, min(2, size - 1)), LAYOUTS[seed % len(LAYOUTS)], events)
+    return History(size, chance.randint(1, min(2, size - 1)), LAYOUTS[seed % len(LAYOUTS)], events, has_archive)
 
 
 def act(job: Job, history: History, event: Event) -> None:
     """Carry out an event; afterwards there is a world of all pods again."""
+    if event.kind in ARCHIVE_KINDS:
+        _act_on_archive(job, history, event)
+        return
     size, (a, b, c, d) = history.size, event.chances
     rank, other = int(a * size), (int(a * size) + 1 + int(b * (size - 1))) % size
     pair = frozenset((job.pods[rank].number, job.pods[other].number))
@@ -135,6 +145,55 @@ def act(job: Job, history: History, event: Event) -> None:
     begin()
 
 
+def _act_on_archive(job: Job, history: History, event: Event) -> None:
+    """All pods go, or the store has a fault: alone, or while all pods go and new ones come at another size."""
+    a, b, c, d = event.chances
+    size, store = history.replicas + 1 + int(a * 3), job.store
+    assert store is not None
+    match event.kind:
+        case "archive":
+            job.save()
+            job.await_archived()
+            return
+        case "lose-all":
+            job.lose_all()
+        case "lose-all-in-save":
+            job.save()
+            time.sleep(b)
+            job.lose_all(requests=int(c * 8))
+        case "ghosts":
+            job.save()
+            time.sleep(b * 0.5)
+            job.lose_all(are_ghosts=True)
+        case "store-fault":
+            store.until[FAULTS[int(c * len(FAULTS))]] = time.monotonic() + 0.3 + b
+            job.save()
+            time.sleep(d)
+            if d < 0.3:
+                job.await_archived()
+                return
+            job.lose_all(requests=int(a * 8))
+        case "store-loses":
+            store.lose_newest()
+            if d < 0.5:
+                job.save()
+                job.await_archived()
+                return
+            job.lose_all()
+        case kind:
+            raise ValueError(f"no such event: {kind}")
+    job.fill(size, c)
+    assert job.enter(), "nothing disturbs this entry"
+    if event.kind == "ghosts":
+        job.save()
+        job.await_archived()
+        job.end_ghosts()
+    while len(job.pods) != history.size:  # the other events choose ranks of this size
+        job.lose_all()
+        job.fill(history.size, c)
+        assert job.enter(), "nothing disturbs this entry"
+
+
 def check(history: History, seed: int, folder: Path) -> tuple[int, list[str]]:
     """The number of events, and the violations. `seed` chooses contents, and moments within an event.
 
@@ -152,7 +211,8 @@ def check(history: History, seed: int, folder: Path) -> tuple[int, list[str]]:
 def _play(history: History, seed: int, folder: Path) -> tuple[Job, list[str], list[str]]:
     """The job, the events that have happened, and the violations."""
     done: list[str] = []
-    job = Job(folder, history.size, history.replicas, history.layout, random.Random(seed))
+    job = Job(folder, history.size, history.replicas, history.layout, random.Random(seed),
+              Store(random.Random(seed)) if history.has_archive else None)  # fmt: skip
     try:
         job.enter()
         for event in history.events:
@@ -162,7 +222,7 @@ def _play(history: History, seed: int, folder: Path) -> tuple[Job, list[str], li
         return job, done, [traceback.format_exc()]
     finally:
         job.close()
-    return job, done, judge(job.saves, job.happened, history.replicas)
+    return job, done, judge(job.saves, job.happened, history.replicas) + (job.store.wrong if job.store else [])
 
 
 @contextlib.contextmanager
@@ -177,23 +237,28 @@ def shortened() -> Iterator[None]:
             (lead, "SPREAD_SECONDS", 1.0),
             (copying, "_FULL_SECONDS", 0.3),
             (entering, "_POLL", 0.01),
+            (Storage, "open", memory_store.connect),
+            (archive, "_POLL_SECONDS", 0.05),
+            (archive, "_LONGEST", 2.0),
+            (archive, "_now", lambda: f"{random.randint(1970, 2999)}-01-01T00:00:00Z"),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
         yield
 
 
-def run(seed: int, histories: int, length: int, folder: Path) -> Report:
-    """Histories of consecutive seeds; repeat a run with `--only memory --seed N`."""
-    report, began = Report("memory", seed), time.monotonic()
+def run(seed: int, histories: int, length: int, folder: Path, *, has_archive: bool = False) -> Report:
+    """Histories of consecutive seeds; repeat a run with `--only memory --seed N`, and `--archive` if it had one."""
+    report, began = Report("memory with an archive" if has_archive else "memory", seed), time.monotonic()
     with shortened(), ThreadPoolExecutor(LANES) as lanes:
         numbers = range(seed, seed + histories)
-        found = lanes.map(lambda number: check(plan(number, length), number, folder / f"memory-{number}"), numbers)
+        plans = {number: plan(number, length, has_archive=has_archive) for number in numbers}
+        found = lanes.map(lambda number: check(plans[number], number, folder / f"memory-{number}"), numbers)
         for number, (events, wrong) in zip(numbers, found, strict=True):
             report.histories += 1
             report.faults += events
             report.violations += wrong
             print(
-                f"{'WRONG' if wrong else 'ok':5} seed {number}, {plan(number, length).layout}: {events} events",
+                f"{'WRONG' if wrong else 'ok':5} seed {number}, {plans[number].layout}: {events} events",
                 flush=True,
             )
     report.seconds = time.monotonic() - began

@@ -9,11 +9,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from chaos import memory_store
 from chaos.memory_judge import POINTER, Content, Directory, Happened, Lost, Restored, Save, Told, find_whole
 from chaos.memory_network import Network, give_key
+from chaos.memory_store import Store
 from elasticjob import env
+from elasticjob.archive.archive import Archive
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.entering import Place
@@ -24,6 +28,8 @@ from worker.peers.gang import FakeStore
 PATIENCE = 120.0  # seconds, on a busy machine
 QUIET = 0.2  # seconds without a change after which a file is finished, here
 LAYOUTS = ("file", "pair", "folder", "parts", "torch")
+EVERY = 0.3  # seconds between two saves in the archive, here
+KEEP = 2
 _KEPT_FOLDERS = 2
 
 
@@ -39,7 +45,7 @@ class Pod:
     """One pod, with its agent's keeper."""
 
     def __init__(self, number: int, folder: Path, network: Network, replicas: int, limit: int | None,
-                 on_kept: Callable[[Pod, int, int], None]) -> None:  # fmt: skip
+                 on_kept: Callable[[Pod, int, int], None], store: Store | None = None) -> None:  # fmt: skip
         self.number, self.folder, self.limit = number, folder, limit
         self.path = folder / "files"
         self.workers = Workers.BROKEN
@@ -47,12 +53,17 @@ class Pod:
         self.is_left = threading.Event()  # the world that it enters is over
         settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, f"node-{number}", 20e6)
         key = give_key(number, network)
+        last_tier = None
+        if store is not None:
+            to = env.Archive(memory_store.give_url(number, store), "uid", EVERY, KEEP, None, None, 1e9)
+            last_tier = partial(Archive, to, tell=lambda _: None, on_saved=lambda: None)
         self.keeper = Keeper(
             settings,
             "127.0.0.1",
             lambda: key,
             lambda: (self.workers, [os.getpid()]),
             lambda count, copies: on_kept(self, count, copies),
+            last_tier,
         )
         network.ports[self.keeper._server.port] = number
 
@@ -71,7 +82,10 @@ class Pod:
 class Job:
     """Pods by rank, which form one world after another, and what was seen of them."""
 
-    def __init__(self, folder: Path, size: int, replicas: int, layout: str, chance: random.Random) -> None:
+    def __init__(self, folder: Path, size: int, replicas: int, layout: str, chance: random.Random,
+                 store: Store | None = None) -> None:  # fmt: skip
+        self.store = store
+        self._ghosts: list[Pod] = []  # agents of an old world, which nobody reaches, and which reach the store
         self.folder, self.replicas, self.layout, self.chance = folder, replicas, layout, chance
         self.network = Network()
         self.saves: list[Save] = []
@@ -91,7 +105,7 @@ class Job:
         self._made += 1
         folder = self.folder / f"pod-{self._made}"
         folder.mkdir(parents=True)
-        return Pod(self._made, folder, self.network, self.replicas, limit, self._on_kept)
+        return Pod(self._made, folder, self.network, self.replicas, limit, self._on_kept, self.store)
 
     def _on_kept(self, pod: Pod, number: int, copies: int) -> None:
         made = next((one for one in reversed(pod.keeper.chunks.read_records()) if one.number == number), None)
@@ -109,6 +123,13 @@ class Job:
     def close(self) -> None:
         for pod in self.pods:
             self._end(pod)
+        self.end_ghosts()
+        if self.store is not None:
+            memory_store.forget(self.store)
+
+    def end_ghosts(self) -> None:
+        while self._ghosts:
+            self._end(self._ghosts.pop())
 
     def _end(self, pod: Pod) -> None:
         pod.is_lost = True
@@ -136,6 +157,41 @@ class Job:
             pod.is_left.set()
         for pod in pods:
             self._end(pod)
+
+    def lose_all(self, *, requests: int = 0, are_ghosts: bool = False) -> None:
+        """All pods go: after so many more requests to the store, or as ghosts, whose agents go on with it."""
+        assert self.store is not None
+        if not are_ghosts:
+            for pod in self.pods:
+                self.store.last_words[pod.number] = requests
+            until = time.monotonic() + 0.4
+            words = self.store.last_words
+            while requests and min(words[pod.number] for pod in self.pods) >= 0 and time.monotonic() < until:
+                time.sleep(0.01)
+            self.lose(*range(len(self.pods)))
+            return
+        with self._lock:
+            self._is_whole = False
+            self.happened += [Lost(pod.number) for pod in self.pods]
+        self.break_workers()
+        for pod in self.pods:
+            self.network.gone.add(pod.number)
+            pod.is_lost = True
+        self._ghosts += self.pods
+
+    def await_archived(self) -> None:
+        """Wait until the newest save is in the archive, and can be restored from it."""
+        deadline, last = time.monotonic() + PATIENCE, len(self.saves)
+        while self._find_archived() < last:
+            assert time.monotonic() < deadline, f"save {last} was never archived"
+            time.sleep(0.02)
+
+    def _find_archived(self) -> int:
+        """The newest save that is whole in the archive."""
+        newest = None if self.store is None else self.store.find_newest()
+        if newest is None:
+            return 0
+        return find_whole({path: file.chunks for path, file in newest.record.files.items()}, self.saves)
 
     def damage(self, rank: int) -> None:
         """Change a byte of something that this pod holds for others, or cut a record off."""
@@ -169,6 +225,8 @@ class Job:
             self._told.clear()
             self._tells = 0
         held, store, pods = self._find_held(), FakeStore(), list(self.pods)
+        if not held and self.store is not None and not self.store.has("forget"):
+            held = self._find_archived()
         entered = [False] * len(pods)
 
         def run(rank: int) -> None:

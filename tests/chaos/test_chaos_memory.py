@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from chaos.memory import KINDS, Event, History, check, plan, run, shortened
+from chaos.memory import ARCHIVE_KINDS, KINDS, Event, History, check, plan, run, shortened
 from chaos.memory_judge import POINTER, Happened, Lost, Restored, Save, Told, judge
 from chaos.memory_pods import LAYOUTS
+from chaos.memory_store import ROOT, Store
+from chaos.memory_store import find_whole as find_archived
+from elasticjob.archive.layout import Object, name_save
+from elasticjob.archive.layout import Save as ArchivedSave
+from elasticjob.peers.records import File, Record
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 def test_held_checkpoints_survive(tmp_path: Path) -> None:
     report = run(0, len(LAYOUTS), 3, tmp_path)
+    assert not report.violations, "\n".join(report.violations)
+    assert (report.histories, report.faults) == (len(LAYOUTS), 3 * len(LAYOUTS))
+
+
+def test_archived_checkpoints_survive_all_pods(tmp_path: Path) -> None:
+    report = run(0, len(LAYOUTS), 3, tmp_path, has_archive=True)
     assert not report.violations, "\n".join(report.violations)
     assert (report.histories, report.faults) == (len(LAYOUTS), 3 * len(LAYOUTS))
 
@@ -38,10 +50,36 @@ def test_what_is_lost_at_some_moments(layout: str, events: tuple[Event, ...], tm
         assert check(History(2, 1, layout, events), 1, tmp_path / "history") == (len(events), [])
 
 
+def test_a_store_that_returns_halves_tears_nothing(tmp_path: Path) -> None:
+    events = (event("archive"), Event("store-fault", (0.0, 0.9, 0.7, 0.9)))  # FAULTS[int(0.7 * 5)]
+    with shortened():
+        assert check(History(2, 1, "folder", events * 3, True), 1, tmp_path / "history") == (6, [])
+
+
+def test_the_store_notices_that_the_last_good_save_goes() -> None:
+    store = Store(random.Random(1))
+    record = Record(1, 1, {"a": File(1, 0o600, ("0" * 64,))})
+    one = Object((1, 0), (("0" * 64, 1),))
+    data = ArchivedSave("uid", record, 1, "", (one,)).dump()
+    store.put(f"{ROOT}/objects/{one.name}", b"x")
+    store.put(f"{ROOT}/saves/{name_save((1, 1), data)}", data)
+    assert [save.order for save in find_archived(store.contents)] == [(1, 1)]
+    store.put(f"{ROOT}/objects/another", b"x")
+    store.delete(f"{ROOT}/objects/another")
+    assert not store.wrong
+    store.delete(f"{ROOT}/objects/{one.name}")
+    assert "the last good save (1, 1) went" in store.wrong[0]
+    store.put(f"{ROOT}/objects/{one.name}", b"y")
+    store.put(f"{ROOT}/objects/{one.name}", b"z")
+    assert "written twice" in store.wrong[1]
+
+
 def test_plans_differ_and_cover_everything() -> None:
     plans = [plan(seed, 10) for seed in range(100)]
     assert len(set(plans)) == 100
     assert {event.kind for one in plans for event in one.events} == set(KINDS)
+    archived = [plan(seed, 10, has_archive=True) for seed in range(100)]
+    assert {event.kind for one in archived for event in one.events} == {*KINDS, *ARCHIVE_KINDS}
     assert {one.layout for one in plans} == set(LAYOUTS)
     assert all(1 <= one.replicas < one.size for one in plans)
 
