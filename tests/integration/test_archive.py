@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import yaml
 from elasticjob.archive import reading
 from elasticjob.archive.layout import Save
 from elasticjob.archive.storage import Storage
-from elasticjob_devcluster import Cluster, KubeError
+from elasticjob_devcluster import Cluster, KubeError, NodeSpec
 from elasticjob_devcluster.local import localize
-from operator_fixture import ROOT, Jobs, wait_for
+from operator_fixture import ROOT, Jobs, OperatorProcess, install_crd, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(580)]
 
@@ -58,18 +58,33 @@ def step_of(save: Save) -> int:
     return max(int(path.removeprefix("step-").removesuffix(".pt")) for path in save.record.files)
 
 
-def test_a_job_goes_on_elsewhere_when_its_namespace_is_gone(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_goes_on_in_another_cluster_when_its_own_is_gone(
+    cluster_factory: Callable[..., Cluster], jobs: Jobs, tmp_path: Path
+) -> None:
+    """First all pods go, then the namespace, then the control plane; what is left is the archive."""
     store = tmp_path / "store"
     store.mkdir()
-    elsewhere = Jobs(cluster, f"doomed-{secrets.token_hex(4)}")
-    cluster.make_namespace(elsewhere.namespace)
-    elsewhere.create("digits", make_spec(store))
-    elsewhere.await_condition("digits", "CheckpointArchived", timeout=240)
-    url = elsewhere.status("digits")["archive"]["url"]
-    wait_for(lambda: step_of(find_newest(store, url)) >= 10, "some steps are archived", 120, 0.5)
-    assert elsewhere.status("digits")["archive"]["saves"], "the status lists them"
-    cluster.kube.request("DELETE", f"/api/v1/namespaces/{elsewhere.namespace}")
-    wait_for(lambda: not elsewhere.pods("digits"), "all pods are gone", 120, 0.2)
+    doomed = cluster_factory(nodes=[NodeSpec("node-0"), NodeSpec("node-1")])
+    install_crd(doomed)
+    elsewhere = Jobs(doomed, "doomed")
+    doomed.make_namespace(elsewhere.namespace)
+    operator = OperatorProcess(doomed, tmp_path, "--stable-seconds", "1")
+    operator.start()
+    try:
+        elsewhere.create("digits", make_spec(store))
+        elsewhere.await_condition("digits", "CheckpointArchived", timeout=240)
+        url = elsewhere.status("digits")["archive"]["url"]
+        wait_for(lambda: step_of(find_newest(store, url)) >= 10, "some steps are archived", 120, 0.5)
+        assert elsewhere.status("digits")["archive"]["saves"], "the status lists them"
+        operator.kill()  # no pod is replaced any more
+        for pod in elsewhere.pods("digits"):
+            path = f"/api/v1/namespaces/{elsewhere.namespace}/pods/{pod['metadata']['name']}"
+            doomed.kube.request("DELETE", path, {"gracePeriodSeconds": 0})
+        wait_for(lambda: not elsewhere.pods("digits"), "all pods are gone", 120, 0.2)
+        doomed.kube.request("DELETE", f"/api/v1/namespaces/{elsewhere.namespace}")
+    finally:
+        operator.stop()
+        doomed.stop()
     last = step_of(find_newest(store, url))
     spec = make_spec(store)
     spec["replicas"] = 3
