@@ -80,6 +80,12 @@ REFUSED = {
     "cleared too early": "optimizer.zero_grad() between backward() and optimizer.step()",
     "a second pass": "1.bias got 2 gradients before optimizer.step(): give DistributedOptimizer backward_passes",
     "sparse": "weight has a sparse gradient: give DistributedOptimizer sparse_as_dense=True",
+    "clipped too early": "1.bias was changed after it was sent: call optimizer.synchronize() first",
+    "unscaled too early": "1.bias was changed after it was sent: call optimizer.synchronize() first",
+    "cleared by the model": "1.bias was changed after it was sent: call optimizer.synchronize() first",
+    "copied": "save optimizer.state_dict()",
+    "pickled": "save optimizer.state_dict()",
+    "too few passes": "backward_passes_per_step=0",
 }
 
 
@@ -136,6 +142,29 @@ def test_a_scheduler_from_before_does_not_leave_out_the_other_ranks(mistaken: li
 
 def test_gradients_meet_in_any_order(mistaken: list[Member]) -> None:
     assert [member.results["any order"] for member in mistaken] == [[-4.5, -7.5, -10.5, -3.0]] * 2
+
+
+@pytest.mark.parametrize("when", ["unfrozen later", "added later", "wrapped again"])
+def test_all_that_is_trained_is_averaged_whenever_that_begins(mistaken: list[Member], when: str) -> None:
+    assert [member.results[when] for member in mistaken] == [True] * 2
+
+
+@pytest.mark.parametrize("kind", ["closure", "closure, called often"])
+def test_a_closure_is_for_all_ranks(mistaken: list[Member], kind: str) -> None:
+    assert [member.results[kind] for member in mistaken] == [[True, True, 1]] * 2
+
+
+def test_a_loaded_state_leaves_schedulers_and_hooks_as_they_are(mistaken: list[Member]) -> None:
+    assert [member.results["scheduled before, loaded"] for member in mistaken] == [[0.05, 1]] * 2
+
+
+def test_what_is_under_way_is_not_done(mistaken: list[Member]) -> None:
+    assert mistaken[0].results["done"] == [False, True, True]
+
+
+def test_a_group_of_tensors_has_one_handle(mistaken: list[Member]) -> None:
+    assert [member.results["grouped later"] for member in mistaken] == [[[2], [2, 2]]] * 2
+    assert [member.results["grouped later, in place"] for member in mistaken] == [[[2], [2, 2]]] * 2
 
 
 def test_averaging_twice_is_told(mistaken: list[Member]) -> None:

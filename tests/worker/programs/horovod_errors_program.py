@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +102,110 @@ say("any order", [one.tolist()[0] for one in parts])
 table = torch.nn.Embedding(4, 2, sparse=True)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), table.named_parameters())
 refused("sparse", lambda: torch.autograd.backward(table(torch.tensor([1])).sum()))
+
+
+def is_same(net: torch.nn.Module) -> bool:
+    every = hvd.allgather_object(parameters_of(net))
+    return every[0] == every[1]
+
+
+# What is trained changes after the optimizer was wrapped.
+net, plain = make()
+first, last = net.children()
+first.requires_grad_(False)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+for step in range(4):
+    first.requires_grad_(step >= 2)
+    optimizer.zero_grad()
+    backward(net)
+    optimizer.step()
+say("unfrozen later", is_same(net))
+
+net, plain = make()
+first, last = net.children()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(last.parameters(), lr=0.1), last.named_parameters())
+for step in range(4):
+    if step == 2:
+        optimizer.add_param_group({"params": list(first.parameters())})
+    optimizer.zero_grad()
+    backward(net)
+    optimizer.step()
+say("added later", is_same(net))
+
+# A later wrapper takes the place of an earlier one, around the same optimizer or another one.
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+for given in (plain, optimizer, torch.optim.Adam(net.parameters())):
+    optimizer = hvd.DistributedOptimizer(given, net.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        backward(net)
+        optimizer.step()
+say("wrapped again", is_same(net))
+
+# A gradient that is changed once it was sent would be lost.
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+backward(net)
+torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+refused("clipped too early", optimizer.step)
+
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+scaler = torch.amp.GradScaler("cpu")  # type: ignore[attr-defined, unused-ignore]
+torch.autograd.backward(scaler.scale(net(torch.ones(1, 2)).sum()))
+refused("unscaled too early", lambda: scaler.step(optimizer))
+
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+backward(net)
+net.zero_grad()
+refused("cleared by the model", optimizer.step)
+
+# Gradients that a closure makes.
+for name, kind in {"closure": torch.optim.SGD, "closure, called often": torch.optim.LBFGS}.items():
+    net, _ = make()
+    optimizer = hvd.DistributedOptimizer(kind(net.parameters(), lr=0.01), net.named_parameters())
+
+    def compute() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (net(torch.ones(1, 2) * (hvd.rank() + 1)) - 1).square().sum()
+        torch.autograd.backward(loss)
+        return loss  # type: ignore[no-any-return]
+
+    losses = [float(optimizer.step(compute)) for _ in range(3)]
+    say(name, [is_same(net), losses == sorted(losses, reverse=True), len(set(hvd.allgather_object(losses[0])))])
+
+# A state is loaded into an optimizer whose scheduler was created before, and which has hooks.
+net, plain = make()
+scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+steps: list[int] = []
+optimizer.register_step_post_hook(lambda *_: steps.append(1))
+optimizer.load_state_dict(optimizer.state_dict())
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    optimizer.step()
+    scheduler.step()
+say("scheduled before, loaded", [optimizer.param_groups[0]["lr"], len(steps)])
+
+refused("copied", lambda: copy.deepcopy(optimizer))
+refused("pickled", lambda: pickle.dumps(optimizer))
+optimizer.set_backward_passes_per_step(2)
+for _ in range(2):
+    backward(net)
+optimizer.step()
+refused("too few passes", lambda: optimizer.set_backward_passes_per_step(0))
+
+if hvd.rank():
+    time.sleep(0.5)
+handle = hvd.allreduce_async_(torch.ones(1))
+say("done", [hvd.poll(handle), bool(hvd.synchronize(handle)), hvd.poll(handle)][hvd.rank() :])
+handles = hvd.grouped_allreduce_async([torch.ones(1), torch.ones(2)], op=hvd.Sum)
+say("grouped later", [one.tolist() for one in hvd.synchronize(handles)])
+parts = [torch.ones(1), torch.ones(2)]
+hvd.synchronize(hvd.grouped_allreduce_async_(parts, op=hvd.Sum))
+say("grouped later, in place", [one.tolist() for one in parts])
 hvd.shutdown()
 say("left", hvd.is_initialized())
 hvd.shutdown()
