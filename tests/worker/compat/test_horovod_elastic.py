@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import threading
+from collections import OrderedDict, defaultdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,3 +135,117 @@ def test_commits_that_training_has_left_behind_are_not_loaded(alone: None, tmp_p
     assert loop(elastic.ObjectState(epoch=0)) == 108
     left = sorted(int(path.name[8:20]) for path in tmp_path.glob("horovod-*.pt"))
     assert left == [9, 10]
+
+
+class Counting:
+    """A part of a state that has a state of its own."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": [self.value]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        (self.value,) = state["value"]
+
+
+@pytest.mark.parametrize(
+    "value", [np.ones(2), defaultdict(int, {1: 2}), Path("a"), frozenset((1,)), range(3), torch.Generator()], ids=repr
+)
+def test_a_commit_that_could_not_be_read_is_refused(value: Any, alone: None, tmp_path: Path) -> None:
+    state: Any = elastic.ObjectState(part=Counting(1))
+    state.part.value = value
+    with pytest.raises(ConfigurationError, match=f"part of the state has a {type(value).__name__}"):
+        state.commit()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float64(1.5), np.float32(0.5), np.int64(3), np.bool_(True), OrderedDict(a=1), torch.Size([1]), torch.float16, 1j],
+    ids=repr,
+)
+def test_what_can_be_read_without_running_code_is_kept(value: Any, alone: None) -> None:
+    @elastic.run
+    def loop(state: Any) -> Any:
+        begun = state.part.value, state.own
+        state.part.value = state.own = value
+        state.commit()
+        return begun
+
+    for expected in (None, value):
+        assert loop(elastic.ObjectState(part=Counting(None), own=None)) == (expected, expected)
+
+
+def test_a_change_that_is_announced_before_the_first_commit_costs_nothing(alone: None) -> None:
+    @elastic.run
+    def loop(state: Any) -> int:
+        begun = int(state.epoch)
+        if not begun:
+            state.epoch = 3
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not state.check_host_updates():
+                pass
+        return begun
+
+    assert [loop(elastic.ObjectState(epoch=0)) for _ in range(2)] == [0, 3]
+
+
+def test_what_was_kept_stays_as_it_was_when_training_goes_on(alone: None) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    state: Any = elastic.TorchState(model=model, optimizer=optimizer, part=Counting(1))
+
+    def train() -> None:
+        torch.autograd.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+
+    def look() -> list[float]:
+        return [float(one) for values in optimizer.state.values() for one in values.values()]
+
+    train()
+    state.save()
+    kept = look()
+    for _ in range(2):
+        state.restore()
+        train()
+    state.restore()
+    assert look() == kept
+
+
+def test_a_disk_that_is_full_is_said_and_tried_again(
+    alone: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: Any = elastic.ObjectState(weights=torch.zeros(300_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(threading, "excepthook", lambda told: pytest.fail(str(told)))
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        state.commit()
+        state._wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "commit 1 is not saved" in caplog.text
+    assert "File too large" in caplog.text
+    assert not list(tmp_path.iterdir())
+    state.commit()
+    state._wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["horovod-000000000002.pt"]
+
+
+def test_a_commit_of_a_million_processed_samples_takes_no_list_of_them(alone: None, tmp_path: Path) -> None:
+    sampler = elastic.ElasticSampler(range(1_000_000), shuffle=False)
+    sampler.record_batch(0, 900_000)
+    state: Any = elastic.ObjectState(sampler=sampler)
+    state.commit()
+    state._wait()
+    (path,) = tmp_path.iterdir()
+    saved = torch.load(path, weights_only=True)["sampler"]
+    assert isinstance(saved["processed_indices"], torch.Tensor)
+    again = elastic.ElasticSampler(range(1_000_000), shuffle=False)
+    again.load_state_dict(saved)
+    assert (len(again), again.indices[0], len(again.processed_indices)) == (100_000, 900_000, 900_000)
+    assert (again.num_replicas, again.rank, again.num_samples, again.total_size) == (1, 0, 100_000, 100_000)

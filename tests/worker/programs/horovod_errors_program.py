@@ -84,6 +84,10 @@ optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameter
 backward(net)
 refused("cleared too early", optimizer.zero_grad)
 refused("a second pass", lambda: backward(net))
+
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
+backward(net)
 optimizer.synchronize()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
