@@ -81,7 +81,6 @@ REFUSED = {
     "a second pass": "1.bias got 2 gradients before optimizer.step(): give DistributedOptimizer backward_passes",
     "sparse": "weight has a sparse gradient: give DistributedOptimizer sparse_as_dense=True",
     "clipped too early": "1.bias was changed after it was sent: call optimizer.synchronize() first",
-    "unscaled too early": "1.bias was changed after it was sent: call optimizer.synchronize() first",
     "cleared by the model": "1.bias was changed after it was sent: call optimizer.synchronize() first",
     "copied": "save optimizer.state_dict()",
     "pickled": "save optimizer.state_dict()",

@@ -163,7 +163,16 @@ def test_a_commit_that_could_not_be_read_is_refused(value: Any, alone: None, tmp
 
 @pytest.mark.parametrize(
     "value",
-    [np.float64(1.5), np.float32(0.5), np.int64(3), np.bool_(True), OrderedDict(a=1), torch.Size([1]), torch.float16, 1j],
+    [
+        np.float64(1.5),
+        np.float32(0.5),
+        np.int64(3),
+        np.bool_(True),
+        OrderedDict(a=1),
+        torch.Size([1]),
+        torch.float16,
+        1j,
+    ],
     ids=repr,
 )
 def test_what_can_be_read_without_running_code_is_kept(value: Any, alone: None) -> None:

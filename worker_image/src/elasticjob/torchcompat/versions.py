@@ -17,7 +17,7 @@ def count_changes(tensor: torch.Tensor) -> int | None:
 
 PROBES = (
     Probe(
-        "Pending.wait() finds a buffer that was changed too early",
+        "Pending.wait() and Horovod's optimizers find a buffer that was changed too early",
         ("torch.Tensor._version",),
         "such a mistake of a script is not reported",
         lambda: count_changes(torch.zeros(1)) is not None,

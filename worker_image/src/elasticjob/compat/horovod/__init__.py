@@ -35,6 +35,8 @@ from elasticjob.compat.horovod.calls import broadcast_async as broadcast_async
 from elasticjob.compat.horovod.calls import broadcast_async_ as broadcast_async_
 from elasticjob.compat.horovod.calls import grouped_allreduce as grouped_allreduce
 from elasticjob.compat.horovod.calls import grouped_allreduce_ as grouped_allreduce_
+from elasticjob.compat.horovod.calls import grouped_allreduce_async as grouped_allreduce_async
+from elasticjob.compat.horovod.calls import grouped_allreduce_async_ as grouped_allreduce_async_
 from elasticjob.compat.horovod.calls import poll as poll
 from elasticjob.compat.horovod.calls import synchronize as synchronize
 from elasticjob.compat.horovod.objects import allgather_object as allgather_object
@@ -70,9 +72,12 @@ _INSTEAD = {
     "add_process_set": "use a group of torch.distributed: World.subgroup of elasticjob.init()",
     "alltoall": "use torch.distributed.all_to_all_single",
     "grouped_allgather": "call allgather for each tensor",
+    "grouped_reducescatter": "use torch.distributed.reduce_scatter_tensor for each tensor",
     "join": "give all ranks equally many batches, for example with elasticjob.ElasticDistributedSampler",
     "reducescatter": "use torch.distributed.reduce_scatter_tensor",
+    "remove_process_set": "use a group of torch.distributed: World.subgroup of elasticjob.init()",
     "run": "start the script with torchrun or elasticjob-run; an elastic function is hvd.elastic.run",
+    "sparse_allreduce": "call allreduce with tensor.to_dense()",
     "start_timeline": "use torch.profiler",
     "stop_timeline": "use torch.profiler",
 }

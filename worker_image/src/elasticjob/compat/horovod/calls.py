@@ -65,11 +65,11 @@ class Compression:
 class Handle:
     """A collective under way. `synchronize` gives its result."""
 
-    def __init__(self, name: str, work: Any, finish: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, name: str, work: Any, finish: Callable[[], Any]) -> None:
         self._name, self._work, self._finish = name, work, finish
-        self._result: torch.Tensor | None = None
+        self._result: Any = None
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Any:
         """The result, once it is there."""
         if self._result is None:
             with explained(self._name):
@@ -78,13 +78,30 @@ class Handle:
                 self._result = self._finish()
         return self._result
 
+    def then(self, finish: Callable[[Any], Any]) -> Handle:
+        """This one, with a last part of `wait`."""
+        first = self._finish
+        self._finish = lambda: finish(first())
+        return self
+
     def is_done(self) -> bool:
         """Whether `wait` returns at once."""
         return self._result is not None or self._work is None or bool(self._work.is_completed())
 
 
-def synchronize(handle: Handle) -> torch.Tensor:
-    """Wait for an asynchronous call, and return its result."""
+class _Works(list[Handle]):
+    """Several collectives, as one for a handle."""
+
+    def wait(self) -> None:
+        for one in self:
+            one.wait()
+
+    def is_completed(self) -> bool:
+        return all(one.is_done() for one in self)
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous call, and return its result: a tensor, or a list of them for a grouped call."""
     return handle.wait()
 
 
@@ -151,7 +168,10 @@ def allreduce_(
     process_set: Any = None,
 ) -> torch.Tensor:
     """Reduce a tensor over the ranks in place, by default to the mean."""
-    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    reduced: torch.Tensor = allreduce_async_(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
+    return reduced
 
 
 def allreduce_async_(
@@ -166,7 +186,7 @@ def allreduce_async_(
     """Start an `allreduce_`. The tensor may not be used before `synchronize`."""
     world.require(process_set)
     started = _start_reduction(tensor.detach(), find_op(average, op), prescale_factor, postscale_factor)
-    return Handle("allreduce_", None, lambda: _return(tensor, started.wait()))
+    return started.then(lambda result: _return(tensor, result))
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> list[torch.Tensor]:
@@ -176,8 +196,22 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **options: An
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> list[torch.Tensor]:
     """`allreduce_` of several tensors."""
-    handles = [allreduce_async_(tensor, *args, **options) for tensor in tensors]
-    return [handle.wait() for handle in handles]
+    reduced: list[torch.Tensor] = grouped_allreduce_async_(tensors, *args, **options).wait()
+    return reduced
+
+
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> Handle:
+    """`allreduce_async` of several tensors, with one handle."""
+    return _join([allreduce_async(tensor, *args, **options) for tensor in tensors])
+
+
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *args: Any, **options: Any) -> Handle:
+    """`allreduce_async_` of several tensors, with one handle."""
+    return _join([allreduce_async_(tensor, *args, **options) for tensor in tensors])
+
+
+def _join(handles: list[Handle]) -> Handle:
+    return Handle("grouped_allreduce", _Works(handles), lambda: [one.wait() for one in handles])
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
@@ -208,7 +242,8 @@ def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = Non
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
     """Overwrite the tensor with that of rank `root_rank`."""
-    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+    received: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return received
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> Handle:
@@ -261,7 +296,8 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, op: str, before: float, after: float) -> torch.Tensor:
         ctx.arguments = op, before, after
-        return _start_reduction(tensor.detach().clone(), op, before, after).wait()
+        reduced: torch.Tensor = _start_reduction(tensor.detach().clone(), op, before, after).wait()
+        return reduced
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

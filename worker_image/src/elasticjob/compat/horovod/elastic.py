@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import math
 import os
 import re
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 KEPT = 2  # files
 _NAME = re.compile(r"horovod-(\d{12})\.pt")
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 _log = logging.getLogger("elasticjob.compat.horovod")
 
@@ -64,23 +64,38 @@ class ElasticSampler(Sampler[int]):
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
-        self.processed_indices: set[int] = set()
         self.indices: list[int] = []  # of this rank
+        self._processed = self._none()
         self.reset()
+
+    @property
+    def processed_indices(self) -> set[int]:
+        """What is processed of the epoch, by this rank and before the world began."""
+        return set(self._processed.nonzero().flatten().tolist())
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are left for each rank."""
+        return len(self.indices)
+
+    @property
+    def total_size(self) -> int:
+        """How many are left for all ranks, with those that are repeated."""
+        return len(self.indices) * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch, with all of its samples."""
         self.epoch = epoch
-        self.processed_indices = set()
+        self._processed = self._none()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """The samples of this batch, counted since the loop over the loader began, are processed."""
         self.record_indices(self.get_indices(batch_idx, batch_size))
 
-    def record_indices(self, indices: Sequence[int]) -> None:
+    def record_indices(self, indices: Sequence[int] | torch.Tensor) -> None:
         """These samples are processed."""
-        self.processed_indices.update(indices)
+        self._processed[torch.as_tensor(indices, dtype=torch.int64)] = True
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
         """The samples of this rank's batch."""
@@ -88,16 +103,26 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Divide what is left over the ranks of the present world."""
-        left = [index for index in self._order() if index not in self.processed_indices]
-        size, rank = (world.size(), world.rank()) if world.is_initialized() else (1, 0)
-        total = math.ceil(len(left) / size) * size
-        self.indices = list(itertools.islice(itertools.cycle(left), total))[rank::size]
+        self.num_replicas, self.rank = (world.size(), world.rank()) if world.is_initialized() else (1, 0)
+        order = self._order()
+        left = order[~self._processed[order]]
+        each = math.ceil(len(left) / self.num_replicas)
+        places = torch.arange(each) * self.num_replicas + self.rank
+        self.indices = left[places % max(1, len(left))].tolist()
 
-    def _order(self) -> list[int]:
+    def _none(self) -> torch.Tensor:
+        return torch.zeros(len(self.dataset), dtype=torch.bool)
+
+    def _order(self) -> torch.Tensor:
         if not self.shuffle:
-            return list(range(len(self.dataset)))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return torch.randperm(len(self.dataset), generator=generator).tolist()
+            return torch.arange(len(self.dataset))
+        return torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
+
+    def read(self) -> dict[str, Any]:
+        """The state of all ranks, which all of them ask for."""
+        every = self._processed.to(world.find_device(), torch.uint8)
+        calls.allreduce_(every, op=calls.Max)
+        return {"epoch": self.epoch, "processed_indices": every.nonzero().flatten().cpu()}
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, and what is processed of it by this rank."""
@@ -106,7 +131,9 @@ class ElasticSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
         self.epoch = int(state["epoch"])
-        self.processed_indices = set(state["processed_indices"])
+        self._processed = self._none()
+        given = state["processed_indices"]
+        self.record_indices(given if torch.is_tensor(given) else list(given))
         self.reset()
 
     def __iter__(self) -> Iterator[int]:
@@ -173,6 +200,7 @@ class ObjectState:
         """Write the present state if a change of the world is announced. All ranks call it; whether it was."""
         if not _agree(requests.requested()):
             return False
+        self._commits += 1
         self.save()
         if world.rank() == 0:
             self._wait()
@@ -187,12 +215,10 @@ class ObjectState:
     def _read(self, name: str) -> Any:
         one = getattr(self, name)
         if isinstance(one, ElasticSampler):
-            state = one.state_dict()
-            every = set().union(*objects.allgather_object(state["processed_indices"]))
-            return {**state, "processed_indices": sorted(every)}
-        if not _is_stateful(one):
-            _check_plain(name, one)
-        return objects.to_host(one.state_dict() if _is_stateful(one) else one)
+            return one.read()
+        value = one.state_dict() if _is_stateful(one) else one
+        _check_plain(name, value)
+        return objects.to_host(value)
 
     def _load(self, saved: dict[str, Any]) -> None:
         for name in self._names:
@@ -200,10 +226,12 @@ class ObjectState:
                 _log.warning("the commit has no %s: it starts from its initial state", name)
                 continue
             one = getattr(self, name)
+            # Copies, as training changes what it holds. A module makes its own.
+            value = saved[name] if isinstance(one, torch.nn.Module) else objects.to_host(saved[name])
             if _is_stateful(one):
-                optimizers.load_state(one, saved[name])
+                optimizers.load_state(one, value)
             else:
-                setattr(self, name, objects.to_host(saved[name]))
+                setattr(self, name, value)
 
     def _sync(self, root: int) -> None:
         state = {name: self._read(name) for name in self._names}
@@ -212,7 +240,7 @@ class ObjectState:
             self._load(state)
         self._saved = state
 
-    def _begin(self) -> None:
+    def begin_world(self) -> None:
         """Go on from the newest commit that any rank has as a file, and can read."""
         requests.requested()  # from now on the agent may ask for a commit
         here = context.current()
@@ -246,7 +274,7 @@ class ObjectState:
         )
         self._writer.start()
 
-    def _end(self) -> None:
+    def end_world(self) -> None:
         """The function has ended: its last state is a file."""
         self._wait()
         if self._commits and world.rank() == 0:
@@ -269,9 +297,9 @@ def run(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(function)
     def begin(state: ObjectState, *args: Any, **kwargs: Any) -> Result:
-        state._begin()
+        state.begin_world()
         result = function(state, *args, **kwargs)
-        state._end()
+        state.end_world()
         return result
 
     return begin
@@ -293,13 +321,19 @@ def _is_stateful(one: Any) -> bool:
 
 
 def _check_plain(name: str, one: Any) -> None:
-    if isinstance(one, dict):
+    kind = type(one)
+    if kind in (dict, OrderedDict, Counter):
         for part in (*one.keys(), *one.values()):
             _check_plain(name, part)
-    elif type(one) in (list, tuple, set):
+    elif kind in (list, tuple, set, torch.Size):
         for part in one:
             _check_plain(name, part)
-    elif type(one) not in _PLAIN and not torch.is_tensor(one):
+    elif not (
+        kind in _PLAIN
+        or torch.is_tensor(one)
+        or objects.is_of_numpy(one)
+        or kind in torch.serialization.get_safe_globals()
+    ):
         raise ConfigurationError(
             f"{name} of the state has a {type(one).__name__}, which cannot be read back without running code. Give"
             " numbers, texts, tensors, lists and dictionaries of them, or an object with state_dict() and"
@@ -348,5 +382,8 @@ def _write_file(folder: Path, commits: int, state: dict[str, Any]) -> None:
         for path in [*behind, *expired]:
             with contextlib.suppress(OSError):
                 path.unlink()
-    except OSError as error:
-        _log.warning("commit %d is not saved in %s: %s", commits, folder, error)
+    except Exception as error:  # torch makes another one of the disk's
+        said = error if isinstance(error, OSError) else error.__context__ or error
+        _log.warning("commit %d is not saved in %s: %s", commits, folder, str(said).partition("\n")[0])
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,7 +68,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
 
 def to_host(state: Any) -> Any:
-    """A copy of tensors, lists and dictionaries, with all tensors in the memory of the host."""
+    """A copy of tensors, lists and dictionaries: tensors in the memory of the host, numbers of numpy as Python's."""
     if torch.is_tensor(state):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
@@ -76,4 +77,10 @@ def to_host(state: Any) -> Any:
         return copied
     if type(state) in (list, tuple):
         return type(state)(to_host(one) for one in state)
-    return copy.copy(state)
+    return state.item() if is_of_numpy(state) else copy.copy(state)
+
+
+def is_of_numpy(one: Any) -> bool:
+    """Whether this is a number of numpy, such as a mean, which Python has as well."""
+    kind = type(one)
+    return kind.__module__ == "numpy" and (isinstance(one, numbers.Number) or kind.__name__ in ("bool", "bool_"))

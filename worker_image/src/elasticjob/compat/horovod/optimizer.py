@@ -2,24 +2,29 @@
 
 Gradients are sent in buckets while the backward pass still runs. The ranks may have them in different orders, and some
 may lack one. So the order of the buckets is fixed: one starts when it is full and those before it have started;
-`synchronize` starts the rest, with zeros for what has no gradient.
+`synchronize` starts the rest, with zeros for what has no gradient, and takes in what is trained since the last step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticjob.compat.horovod import calls, world
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import versions
 
 BUCKET_BYTES = 16 * 2**20
+
+_hooks: Any = WeakIdKeyDictionary()  # of the reducer that a parameter belongs to: the last one that was made
 
 
 @dataclass
@@ -29,6 +34,7 @@ class Bucket:
     parameters: list[torch.nn.Parameter]
     ready: set[torch.nn.Parameter] = field(default_factory=set)
     handle: calls.Handle | None = None
+    sent: list[tuple[torch.Tensor, int | None]] = field(default_factory=list)  # gradients, and their versions
 
 
 def split(parameters: Sequence[torch.nn.Parameter]) -> list[Bucket]:
@@ -58,14 +64,25 @@ class Reducer:
         compression: type[calls.Compressor],
         sparse_as_dense: bool,
     ) -> None:
-        self._buckets = split(parameters)
-        self._home = {one: bucket for bucket in self._buckets for one in bucket.parameters}
-        self._names, self._passes, self._op, self._scales = names, passes, op, scales
+        self._buckets: list[Bucket] = []
+        self._home: dict[torch.nn.Parameter, Bucket] = {}
+        self._names, self.passes, self._op, self._scales = names, passes, op, scales
         self._compression, self._sparse_as_dense = compression, sparse_as_dense
-        self._made = dict.fromkeys(parameters, 0)  # backward passes since the last reduction
+        self._made: dict[torch.nn.Parameter, int] = {}  # backward passes since the last reduction
         self._started = 0  # of the buckets
-        for one in parameters:
-            one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call, unused-ignore]
+        self._take(parameters)
+
+    def _take(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Reduce those that are trained and new, too. They leave an earlier reducer."""
+        new = [one for one in parameters if one.requires_grad and one not in self._home]
+        for bucket in split(new):
+            self._buckets.append(bucket)
+            self._home.update(dict.fromkeys(bucket.parameters, bucket))
+        for one in new:
+            self._made[one] = 0
+            if one in _hooks:
+                _hooks[one].remove()
+            _hooks[one] = one.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call, unused-ignore]
 
     @property
     def is_under_way(self) -> bool:
@@ -74,24 +91,28 @@ class Reducer:
 
     def _arrive(self, parameter: torch.Tensor) -> None:
         assert isinstance(parameter, torch.nn.Parameter)
-        if self._made[parameter] >= self._passes:
+        if self._made[parameter] >= self.passes:
             raise ConfigurationError(
-                f"{self._names.get(parameter, 'a parameter')} got {self._passes + 1} gradients before optimizer.step():"
+                f"{self._name(parameter)} got {self.passes + 1} gradients before optimizer.step():"
                 " give DistributedOptimizer backward_passes_per_step, the number of backward passes of a step."
             )
         self._made[parameter] += 1
-        if self._made[parameter] == self._passes:
+        if self._made[parameter] == self.passes:
             self._home[parameter].ready.add(parameter)
             while self._started < len(self._buckets) and self._is_full(self._buckets[self._started]):
                 self._start(self._buckets[self._started])
+
+    def _name(self, parameter: torch.nn.Parameter) -> str:
+        return self._names.get(parameter, "a parameter")
 
     def _is_full(self, bucket: Bucket) -> bool:
         return len(bucket.ready) == len(bucket.parameters)
 
     def _start(self, bucket: Bucket) -> None:
         self._started += 1
-        parts = [self._read(one).reshape(-1) for one in bucket.parameters]
-        wire, _ = self._compression.compress(torch.cat(parts))
+        gradients = [self._read(one) for one in bucket.parameters]
+        bucket.sent = [(one, versions.count_changes(one)) for one in gradients]
+        wire, _ = self._compression.compress(torch.cat([one.detach().reshape(-1) for one in gradients]))
         bucket.handle = calls.allreduce_async_(
             wire, op=self._op, prescale_factor=self._scales[0], postscale_factor=self._scales[1]
         )
@@ -103,78 +124,116 @@ class Reducer:
         if gradient.is_sparse:
             if not self._sparse_as_dense:
                 raise ConfigurationError(
-                    f"{self._names.get(parameter, 'a parameter')} has a sparse gradient: give DistributedOptimizer"
+                    f"{self._name(parameter)} has a sparse gradient: give DistributedOptimizer"
                     " sparse_as_dense=True, or the embedding sparse=False."
                 )
             gradient = parameter.grad = gradient.to_dense()
-        return gradient.detach()
+        return gradient
 
     def forget(self) -> None:
         """The gradients are cleared, so passes are counted anew."""
         self._made = dict.fromkeys(self._made, 0)
 
-    def synchronize(self) -> None:
-        """Wait until each parameter's gradient is that of all ranks."""
+    def synchronize(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Wait until the gradient of each of these parameters that is trained is that of all ranks."""
+        self._take(parameters)
         for bucket in self._buckets[self._started :]:
             self._start(bucket)
         for bucket in self._buckets:
+            self._check_unchanged(bucket)
             assert bucket.handle is not None
             reduced = self._compression.decompress(bucket.handle.wait(), bucket.parameters[0].dtype)
             parts = torch.split(reduced, [one.numel() for one in bucket.parameters])
-            for one, part in zip(bucket.parameters, parts, strict=True):
-                assert one.grad is not None
-                one.grad.copy_(part.view_as(one.grad))
+            for (gradient, _), part in zip(bucket.sent, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
             bucket.handle = None
+            bucket.sent.clear()
             bucket.ready.clear()
         self.forget()
         self._started = 0
+
+    def _check_unchanged(self, bucket: Bucket) -> None:
+        for one, (gradient, version) in zip(bucket.parameters, bucket.sent, strict=True):
+            if one.grad is not gradient or versions.count_changes(gradient) != version:
+                raise ConfigurationError(
+                    f"The gradient of {self._name(one)} was changed after it was sent: call optimizer.synchronize()"
+                    " first, for example before gradients are clipped or unscaled, and make the step in"
+                    " `with optimizer.skip_synchronize():`."
+                )
 
 
 class _Distributed(torch.optim.Optimizer):
     """What a distributed optimizer has before the methods of its own class."""
 
-    _reducer: Reducer | None
-    _skips: bool
-    _is_synchronized: bool
+    reducer: Reducer | None
+    skips: bool
+    is_synchronized: bool
 
     def synchronize(self) -> None:
         """Average the gradients now, for example to clip them, and not again in a `with skip_synchronize():`."""
-        if self._reducer is not None:
-            self._reducer.synchronize()
-        self._is_synchronized = True
+        if self.reducer is not None:
+            self.reducer.synchronize(_parameters_of(self))
+        self.is_synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """In this block, `step` leaves the gradients as they are."""
-        self._skips = True
+        self.skips = True
         try:
             yield
         finally:
-            self._skips = False
+            self.skips = False
 
     def step(self, closure: Any = None) -> Any:
-        """Average the gradients, and make a step."""
-        if not self._skips:
-            if self._is_synchronized:
+        """Average the gradients, and make a step. With a closure, those that it makes, and what it returns."""
+        if closure is not None and not self.skips:
+            return super().step(functools.partial(self._evaluate, closure))
+        if not self.skips:
+            if self.is_synchronized:
                 warnings.warn(
                     "optimizer.step() averages gradients that optimizer.synchronize() has already averaged: put it into"
                     " `with optimizer.skip_synchronize():`.",
                     stacklevel=2,
                 )
             self.synchronize()
-        self._is_synchronized = False
+        self.is_synchronized = False
         return super().step(closure)
+
+    # super().step calls the hooks of a step: torch would add another call here when a state is loaded.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """The mean loss, so that all ranks decide the same, for example to call the closure again."""
+        loss = closure()
+        self.synchronize()
+        self.is_synchronized = False
+        if self.reducer is None or loss is None:
+            return loss
+        mean = calls.allreduce(torch.as_tensor(loss).detach())
+        return mean if torch.is_tensor(loss) else mean.item()
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
         """Clear the gradients. Raises ConfigurationError while they are sent."""
-        if self._reducer is not None and self._reducer.is_under_way:
+        if self.reducer is not None and self.reducer.is_under_way:
             raise ConfigurationError(
                 "optimizer.zero_grad() between backward() and optimizer.step(): the gradients are being sent. Call it"
                 " before the backward pass, or optimizer.synchronize() first."
             )
         super().zero_grad(*args, **options)
-        if self._reducer is not None:
-            self._reducer.forget()
+        if self.reducer is not None:
+            self.reducer.forget()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on so many backward passes are added up before a step."""
+        _check_passes(passes)
+        if self.reducer is not None:
+            self.reducer.passes = passes
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ConfigurationError(
+            "A distributed optimizer cannot be copied or pickled, as it belongs to the parameters of this process: save"
+            " optimizer.state_dict()."
+        )
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -198,26 +257,34 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     world.require(process_set)
     if gradient_predivide_factor != 1.0 and op != calls.Average:
         raise ConfigurationError("gradient_predivide_factor needs op=hvd.Average.")
-    if backward_passes_per_step < 1:
-        raise ConfigurationError(f"backward_passes_per_step={backward_passes_per_step} must be at least 1.")
+    _check_passes(backward_passes_per_step)
     calls.find_op(None, op)
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = _parameters_of(optimizer)
     names = _read_names(named_parameters, parameters)
-    base = optimizer.__class__
+    base = optimizer.__class__.__bases__[1] if isinstance(optimizer, _Distributed) else optimizer.__class__
     kind: Any = type(base.__name__, (_Distributed, base), {"__doc__": base.__doc__, "__module__": base.__module__})
-    # Another object, as with Horovod, but with the state of the given one. A scheduler that was created before has put
-    # a `step` of its own into that one, which would leave the gradients as they are.
+    # Another object, as with Horovod, but with the attributes of the given one: a scheduler from before goes
+    # on to use them. It has put a `step` of its own there, which would leave the gradients as they are.
     made = kind.__new__(kind)
-    made.__dict__.update({name: one for name, one in optimizer.__dict__.items() if name != "step"})
-    made._skips = made._is_synchronized = False
-    trained = [one for one in parameters if one.requires_grad]
+    made.__dict__ = optimizer.__dict__
+    made.__dict__.pop("step", None)
+    made.skips = made.is_synchronized = False
     scales = (1 / gradient_predivide_factor, gradient_predivide_factor)
-    made._reducer = (
-        Reducer(trained, names, backward_passes_per_step, op, scales, compression, sparse_as_dense)
+    made.reducer = (
+        Reducer(parameters, names, backward_passes_per_step, op, scales, compression, sparse_as_dense)
         if world.size() > 1
         else None
     )
     return made
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ConfigurationError(f"backward_passes_per_step={passes} must be at least 1.")
 
 
 def _read_names(
