@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
@@ -120,6 +120,15 @@ class Seen:
         return max(steps, default=None)
 
 
+# Fields of a status, and of its conditions, by which nothing is decided but what is told next.
+_TELLING: Final = ("conditions", "archive", "progress", "goodput", "lost_seconds", "stragglers", "preflight")
+_NEWS: Final = frozenset({"CheckpointArchived", "CheckpointCopied", "Incident", "Warning"})
+
+
+def _states_of(status: api.Status) -> dict[str, str]:
+    return {one.type: one.status for one in status.conditions if one.type not in _NEWS}
+
+
 @dataclass(frozen=True, slots=True)
 class NewPod:
     index: int
@@ -176,6 +185,15 @@ class Plan:
             self.set_suspend,
         )
         return not any(writes)
+
+    def only_tells(self, before: api.Status) -> bool:
+        """Whether the plan does nothing but write a status with which no decision of the next pass would differ."""
+        if not self.is_idle or self.announces or self.status == before:
+            return False
+        if _states_of(self.status) != _states_of(before):
+            return False
+        told = {name: getattr(self.status, name) for name in _TELLING}
+        return before.model_copy(update=told) == self.status
 
     def held_back(self, until: float, *, pods: bool) -> Plan:
         """The same plan without what was just rejected, before `until`. `pods`: new pods wait as well."""

@@ -50,6 +50,7 @@ TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
 LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
+TOLD_AT_ONCE, TOLD_PER_SECOND = 60.0, 0.5  # statuses of a job that decide nothing: agents can have news at any rate
 MOST_IN_LOOP = 500  # the weight of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
@@ -76,6 +77,7 @@ class _Loop:
     tries_one: bool = False  # the last new pods were refused: next time, one tries for all
     reason: str = ""
     lines: Bucket = field(default_factory=lambda: Bucket(LINES_AT_ONCE, time.monotonic()))  # of the log
+    told: Bucket = field(default_factory=lambda: Bucket(TOLD_AT_ONCE, time.monotonic()))  # of statuses that only tell
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
@@ -335,7 +337,7 @@ class Controller:
                 replace(made.held_back(now + wait, pods=True), set_replicas=None, set_suspend=False),
                 True,
             )
-        return made
+        return _tell_less(loop, job, made, now, started)
 
     def _delete_less(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
         """The plan with one deletion for all if some were refused, and without any if many were."""
@@ -435,6 +437,13 @@ class Controller:
         if loop.timer is not None:
             loop.timer.cancel()
         loop.timer = asyncio.get_running_loop().call_later(delay, self.wake, key)
+
+
+def _tell_less(loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
+    """The plan without a status that only tells of news, if there have been many: the newest ones are told later."""
+    if not made.only_tells(job.status) or loop.told.take(TOLD_PER_SECOND, TOLD_AT_ONCE, started):
+        return made
+    return replace(made, status=job.status, events=(), wake_at=first(made.wake_at, now + 1 / TOLD_PER_SECOND))
 
 
 def _is_whole(made: Plan) -> bool:
