@@ -29,6 +29,7 @@ class Lines:
     start: list[str] = field(default_factory=list)  # once, in a world
     before: list[str] = field(default_factory=list)  # between the gradients and the optimizers
     scaler: bool = False
+    slow: bool = False  # a pass takes its time, so that most losses break a step
     after: list[str] = field(default_factory=list)  # after the optimizers
     inside: list[str] = field(default_factory=list)  # collectives of a step
     epoch: list[str] = field(default_factory=list)  # between two epochs
@@ -1150,6 +1151,7 @@ _MOVES = (  # with a counter of changes, with other memory, and without either
 
 
 def _follow(lines: Lines) -> None:
+    lines.slow = True
     lines.layers.append("self.follower = copy.deepcopy(self.into).requires_grad_(False)")
     lines.forward += (
         "if self.training:",
@@ -1177,6 +1179,7 @@ def in_order(rows, item):
 
 
 def _queue(lines: Lines) -> None:
+    lines.slow = True
     lines.prepare.insert(0, _QUEUE)
     lines.layers += (
         "self.register_buffer('queue', torch.randn(18, 8))",
@@ -1210,12 +1213,14 @@ class Noise:
 
 
 def _noise(lines: Lines) -> None:
+    lines.slow = True
     lines.prepare.append(_NOISE)
     lines.extras["noise"] = "Noise()"
     lines.inputs.append("x = x + noise.draw()")
 
 
 def _policy(lines: Lines) -> None:
+    lines.slow = True
     lines.extras["policy"] = "copy.deepcopy(net)"
     lines.inputs.append("if net.at % 4 == 0: policy.load_state_dict(net.state_dict())")
     lines.losses += (
@@ -1226,7 +1231,7 @@ def _policy(lines: Lines) -> None:
 
 
 def _close(lines: Lines) -> None:
-    lines.closure = True
+    lines.slow = lines.closure = True
 
 
 FOLLOWER = Feature(

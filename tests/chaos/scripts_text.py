@@ -662,7 +662,7 @@ def _write_common(lines: Lines, every: int) -> str:
         pause=PAUSE,
         spikes=lines.scaler,
         inputs=_block(lines.inputs, 1),
-        losses=_block(lines.losses, 1),
+        losses=_block([*(["time.sleep(PAUSE)"] if lines.slow else []), *lines.losses], 1),
         layers=_block(lines.layers, 2),
         forward=_block(lines.forward, 2),
         before=_block([] if lines.closure else loops, 1),
