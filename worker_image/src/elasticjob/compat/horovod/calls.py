@@ -321,7 +321,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        whole = _start_reduction(gradients[0].clone(), Sum, 1.0, 1.0).wait()
+        whole = _start_reduction(gradients[0].clone(), Average, 1.0, 1.0).wait()  # so does Horovod
         return torch.split(whole, ctx.lengths)[world.rank()]
 
 
@@ -333,5 +333,5 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        whole = _start_reduction(gradients[0].clone(), Sum, 1.0, 1.0).wait()
+        whole = _start_reduction(gradients[0].clone(), Average, 1.0, 1.0).wait()  # so does Horovod
         return (whole if world.rank() == ctx.root_rank else torch.zeros_like(whole)), None
