@@ -151,7 +151,9 @@ class Counting:
 
 
 @pytest.mark.parametrize(
-    "value", [np.ones(2), defaultdict(int, {1: 2}), Path("a"), frozenset((1,)), range(3), torch.Generator()], ids=repr
+    "value",
+    [np.ones(2), defaultdict(int, {1: 2}), Path("a"), frozenset((1,)), range(3), torch.Generator()],
+    ids=lambda one: type(one).__name__,
 )
 def test_a_commit_that_could_not_be_read_is_refused(value: Any, alone: None, tmp_path: Path) -> None:
     state: Any = elastic.ObjectState(part=Counting(1))
