@@ -9,8 +9,8 @@ One that begins to later is seen by torch's counter of changes, or by its memory
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,8 +19,24 @@ from elasticjob.collectives import skeletons
 from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.versions import count_changes
 
-Place = tuple[torch.nn.Module, str]  # where a tensor is; a script may assign another one
 Mark = tuple[int, int | None, int]  # of a tensor: its memory, its changes, and its digest or 0
+
+
+class Place(NamedTuple):
+    """Where a tensor is; a script may assign another one."""
+
+    module: torch.nn.Module
+    name: str
+    first: torch.Tensor  # the one that was there when the places were listed
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for each list of the places."""
+        return id(self.module), self.name
+
+    def read(self) -> torch.Tensor | None:
+        """The one that is there now."""
+        return getattr(self.module, self.name, None)
 
 
 class Early:
@@ -29,6 +45,8 @@ class Early:
     def __init__(self, model: torch.nn.Module | None, others: Iterable[Any]) -> None:
         """`others`: objects with `state_dict` and `load_state_dict`. Optimizers and schedulers are left out."""
         self._model = model
+        self._parameters: list[Place] | None = None  # of the model, listed once: that takes milliseconds
+        self._others: list[Place] = []
         self._modules: list[torch.nn.Module] = []
         self._objects: list[Any] = []
         for one in others:
@@ -39,7 +57,7 @@ class Early:
         self._moving: set[tuple[int, str]] = set()  # places, by the module's id
         self._drawn: set[int] = set()  # of the other objects, by their number
         # Of the present step: what is to be compared, what was copied, and the states of the other objects.
-        self._marks: list[tuple[Place, Mark]] = []
+        self._marks: list[tuple[Place, Mark | None]] = []
         self._copies: list[tuple[Place, torch.Tensor, torch.Tensor]] = []
         self._states: Mapping[int, Any] = {}
         self._is_open = self._is_torn = False
@@ -49,12 +67,11 @@ class Early:
         self.forget()
         self._is_open = True
         with torch.no_grad():
-            for module, name in self._find_places():
-                tensor = getattr(module, name)
-                if (id(module), name) in self._moving:
-                    self._copies.append(((module, name), tensor, tensor.clone()))
+            for place, tensor in self._find_tensors():
+                if place.key in self._moving:
+                    self._copies.append((place, tensor, tensor.clone()))
                 else:
-                    self._marks.append(((module, name), self._mark(tensor)))
+                    self._marks.append((place, self._mark(tensor)))
         wanted = self._drawn if self._is_known else range(len(self._objects))
         self._states = {number: copy.deepcopy(self._objects[number].state_dict()) for number in wanted}
 
@@ -63,9 +80,9 @@ class Early:
         if not self._is_open:
             return
         self._is_open = False
-        for (module, name), mark in self._marks:
-            if self._mark(getattr(module, name)) != mark:
-                self._moving.add((id(module), name))
+        for place, mark in self._marks:
+            if self._mark(place.read()) != mark:
+                self._moving.add(place.key)
                 self._is_torn = True
         if not self._is_known:
             for number, before in self._states.items():
@@ -78,10 +95,10 @@ class Early:
         self.look()
         is_whole = not self._is_torn
         with torch.no_grad():
-            for (module, name), tensor, before in self._copies:
+            for place, tensor, before in self._copies:
                 tensor.copy_(before)
-                if getattr(module, name) is not tensor:
-                    setattr(module, name, tensor)
+                if place.read() is not tensor:
+                    setattr(place.module, place.name, tensor)
         for number in self._drawn & self._states.keys():
             load_state(self._objects[number], self._states[number])
         self.forget()
@@ -92,25 +109,31 @@ class Early:
         self._is_open = self._is_torn = False
         self._marks, self._copies, self._states = [], [], {}
 
-    def _find_places(self) -> list[Place]:
-        frozen = [] if self._model is None else list(_find_frozen(self._model))
-        return frozen + [place for module in self._modules for place in _find_all(module)]
+    def _find_tensors(self) -> Iterator[tuple[Place, torch.Tensor]]:
+        if self._parameters is None:
+            self._parameters = [] if self._model is None else list(_list_parameters(self._model))
+            for module in self._modules:
+                self._others += [*_list_parameters(module), *_list_buffers(module)]
+        frozen = (place for place in self._parameters if not place.first.requires_grad)
+        for place in (*frozen, *self._others):
+            tensor = place.read()
+            if tensor is not None:
+                yield place, tensor
 
-    def _mark(self, tensor: torch.Tensor) -> Mark:
+    def _mark(self, tensor: torch.Tensor | None) -> Mark | None:
+        if tensor is None:
+            return None
         return tensor.data_ptr(), count_changes(tensor), 0 if self._is_known else skeletons.digest(tensor)
 
 
-def _find_frozen(model: torch.nn.Module) -> Iterable[Place]:
+def _list_parameters(model: torch.nn.Module) -> Iterator[Place]:
     for module in model.modules():
-        for name, one in module.named_parameters(recurse=False):
-            if not one.requires_grad:
-                yield module, name
+        yield from (Place(module, name, one) for name, one in module.named_parameters(recurse=False))
 
 
-def _find_all(model: torch.nn.Module) -> Iterable[Place]:
+def _list_buffers(model: torch.nn.Module) -> Iterator[Place]:
     for module in model.modules():
-        named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        yield from ((module, name) for name, _ in named)
+        yield from (Place(module, name, one) for name, one in module.named_buffers(recurse=False))
 
 
 def _find_digest(state: Any) -> tuple[str, list[int]]:

@@ -1,0 +1,115 @@
+"""What changes in a step before its optimizers, and is taken back with a broken step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob.sessions.early import Early
+
+
+class Coin:
+    """An object with a state that is no module."""
+
+    def __init__(self) -> None:
+        self.tossed = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"tossed": self.tossed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.tossed = state["tossed"]
+
+
+class Things:
+    """A model with a frozen half, a module beside it, and a coin."""
+
+    def __init__(self) -> None:
+        self.model: Any = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+        self.frozen: Any = self.model[1].requires_grad_(False)
+        self.beside: Any = torch.nn.BatchNorm1d(1)
+        self.coin = Coin()
+        self.early = Early(self.model, [self.beside, self.coin])
+
+    def read(self) -> list[float]:
+        with torch.no_grad():
+            tensors = (self.frozen.weight, self.beside.running_mean, self.beside.weight)
+            return [*(round(float(one), 6) for one in tensors), self.coin.tossed]
+
+
+def follow(things: Things) -> None:
+    with torch.no_grad():
+        things.frozen.weight.add_(1)
+
+
+def follow_by_data(things: Things) -> None:
+    things.frozen.weight.data = things.frozen.weight.data + 1
+
+
+def replace(things: Things) -> None:
+    things.frozen.weight = torch.nn.Parameter(things.frozen.weight + 1, requires_grad=False)
+
+
+def count(things: Things) -> None:
+    things.beside.train()
+    things.beside(torch.tensor([[1.0], [2.0]]))
+
+
+def toss(things: Things) -> None:
+    things.coin.tossed += 1
+
+
+CHANGES = [follow, follow_by_data, replace, count, toss]
+
+
+def make_step(things: Things, change: Callable[[Any], None]) -> None:
+    things.early.begin()
+    change(things)
+    things.early.look()
+    things.early.forget()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_early_in_the_first_step_is_taken_back_in_later_ones(change: Callable[[Any], None]) -> None:
+    things = Things()
+    make_step(things, change)
+    before = things.read()
+    things.early.begin()
+    change(things)
+    assert things.read() != before
+    assert things.early.take_back()
+    assert things.read() == before
+
+
+@pytest.mark.parametrize("change", [follow, follow_by_data, replace, count])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_first_change_cannot_be_taken_back_and_is_seen(change: Callable[[Any], None], steps: int) -> None:
+    things = Things()
+    for _ in range(steps):
+        make_step(things, lambda _: None)
+    things.early.begin()
+    change(things)
+    assert not things.early.take_back()
+
+
+def test_what_changes_with_the_optimizers_is_left_to_them() -> None:
+    things = Things()
+    make_step(things, lambda _: None)
+    things.early.begin()
+    things.early.look()
+    follow(things)
+    toss(things)
+    assert things.early.take_back()
+    assert things.coin.tossed == 1
+
+
+def test_what_is_trained_is_not_looked_at() -> None:
+    things = Things()
+    for _ in range(2):
+        things.early.begin()
+        with torch.no_grad():
+            things.model[0].weight.add_(1)
+        assert things.early.take_back()
