@@ -30,6 +30,16 @@ def await_told(jobs: Jobs, name: str, reason: str, timeout: float = 60.0) -> str
         raise AssertionError(f"{name} never said {reason}: {jobs.status(name)['conditions']}") from None
 
 
+def await_placed(jobs: Jobs, name: str) -> list[dict[str, Any]]:
+    """Both pods of a job, once they have nodes."""
+
+    def look() -> list[dict[str, Any]] | None:
+        pods = jobs.pods(name)
+        return pods if len(pods) == 2 and all(pod["spec"].get("nodeName") for pod in pods) else None
+
+    return wait_for(look, "both pods have nodes")
+
+
 def tell_of(jobs: Jobs, pod: dict[str, Any], reason: str, message: str) -> None:
     """What the kubelet would write: the nodes of the devcluster write no events."""
     about = {"kind": "Pod", "name": pod["metadata"]["name"], "namespace": jobs.namespace, "uid": pod["metadata"]["uid"]}
@@ -54,7 +64,7 @@ def spec_with_config_map(**changes: Any) -> dict[str, Any]:
 
 def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: Jobs) -> None:
     jobs.create("mounts", spec_with_config_map())
-    pods = wait_for(lambda: [p for p in jobs.pods("mounts") if p["spec"].get("nodeName")], "pods have nodes")
+    pods = await_placed(jobs, "mounts")
     for pod in pods:
         tell_of(jobs, pod, "FailedMount", 'MountVolume.SetUp failed: configmap "settings" not found')
     told = await_told(jobs, "mounts", "PodNotStarting")
@@ -84,8 +94,9 @@ def test_what_is_in_the_way_is_told_while_the_cluster_deletes_the_pods(jobs: Job
 
 def test_a_startup_deadline_says_what_was_in_the_way(jobs: Jobs) -> None:
     jobs.create("late", spec_with_config_map(runPolicy={"startupDeadlineSeconds": 600}))
-    pods = wait_for(lambda: [p for p in jobs.pods("late") if p["spec"].get("nodeName")], "pods have nodes")
-    tell_of(jobs, pods[0], "FailedMount", 'configmap "settings" not found')
+    pods = await_placed(jobs, "late")
+    for pod in pods:
+        tell_of(jobs, pod, "FailedMount", 'configmap "settings" not found')
     await_told(jobs, "late", "PodNotStarting")
     jobs.patch("late", {"runPolicy": {"startupDeadlineSeconds": 1}})
     failed = jobs.await_condition("late", "Failed")
