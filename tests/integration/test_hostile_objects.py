@@ -61,7 +61,8 @@ def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
     }
     many = {**LABELS, **{f"l{number}": "" for number in range(80_000)}}
     for resource, more in (("configmaps", {}), ("services", {"spec": {"ports": [{"port": 1}]}})):
-        cluster.kube.request("POST", f"{core}/{resource}", {"metadata": {"name": "labelled", "labels": many}, **more})
+        labelled = {"metadata": {"name": "labelled", "labels": many}, **more}
+        cluster.kube.request("POST", f"{core}/{resource}", labelled, timeout=120)  # a busy server takes long for them
         taken.append(f"labelled {resource}")
     post_job_of_many_labels(cluster, namespace)
     for resource, body in plain.items():
