@@ -52,7 +52,6 @@ SAME_ON_ALL: dict[str, Any] = {
     "trained, a sparse table": [4.193, 0.287, -0.015, -2.1525, -0.8641, 0.3087, -0.2408],
 }
 NOT_IN_HOROVOD: dict[str, Any] = {
-    "homogeneous": True,
     "transposed": [[6, 18], [12, 24]],
     "in place, transposed": [[6, 18], [12, 24]],
 }

@@ -89,7 +89,6 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 if "HVD" not in os.environ:  # Horovod itself refuses tensors that are not contiguous
-    say("homogeneous", hvd.is_homogeneous())
     say("transposed", hvd.allreduce(mine(1.0, 2.0, 3.0, 4.0).view(2, 2).t(), op=hvd.Sum).tolist())
     turned = mine(1.0, 2.0, 3.0, 4.0).view(2, 2).t()
     hvd.synchronize(hvd.allreduce_async_(turned, op=hvd.Sum, name="turned"))

@@ -53,7 +53,6 @@ from elasticjob.compat.horovod.world import global_process_set as global_process
 from elasticjob.compat.horovod.world import gloo_built as gloo_built
 from elasticjob.compat.horovod.world import gloo_enabled as gloo_enabled
 from elasticjob.compat.horovod.world import init as init
-from elasticjob.compat.horovod.world import is_homogeneous as is_homogeneous
 from elasticjob.compat.horovod.world import is_initialized as is_initialized
 from elasticjob.compat.horovod.world import local_rank as local_rank
 from elasticjob.compat.horovod.world import local_size as local_size

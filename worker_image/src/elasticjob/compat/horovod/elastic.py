@@ -191,24 +191,36 @@ class ObjectState:
 
     def commit(self) -> None:
         """Keep this state, on all ranks: a later world goes on from it. Writes a file where that costs no time."""
-        self._commits += 1
-        self.save()
-        if not self.check_host_updates() and world.rank() == 0 and not self._is_writing():
+        is_announced = self._is_change_announced()
+        self._commit_here()
+        if is_announced:
+            self._answer()
+        elif world.rank() == 0 and not self._is_writing():
             self._write(self._saved)
 
     def check_host_updates(self) -> bool:
         """Write the present state if a change of the world is announced. All ranks call it; whether it was."""
-        if not _agree(requests.requested()):
-            return False
+        is_announced = self._is_change_announced()
+        if is_announced:
+            self._commit_here()
+            self._answer()
+        return is_announced
+
+    def _is_change_announced(self) -> bool:
+        return ranks.agree(requests.requested(), world.find_device())
+
+    def _commit_here(self) -> None:
         self._commits += 1
         self.save()
+
+    def _answer(self) -> None:
+        """The agent waits until the last commit is a file."""
         if world.rank() == 0:
             self._wait()
             self._write(self._saved)
             self._wait()
         calls.barrier()  # the file is there before any rank says so
         requests.clear()
-        return True
 
     # Files.
 
@@ -339,10 +351,6 @@ def _check_plain(name: str, one: Any) -> None:
             " numbers, texts, tensors, lists and dictionaries of them, or an object with state_dict() and"
             " load_state_dict()."
         )
-
-
-def _agree(wants: bool) -> bool:
-    return ranks.agree(wants, world.find_device())
 
 
 def _find(folder: Path) -> list[Path]:

@@ -75,27 +75,12 @@ def cross_size() -> int:
     return read_integer(os.environ, "GROUP_WORLD_SIZE", 1, least=1)
 
 
-def is_homogeneous() -> bool:
-    """Whether all pods have equally many ranks. All ranks call it."""
-    require()
-    every: list[Any] = [None] * size()
-    dist.all_gather_object(every, local_size())
-    return len(set(every)) == 1
-
-
-def mpi_built() -> bool:
-    """False: there is no MPI here."""
+def _is_absent() -> bool:
+    """False: neither MPI nor the libraries of IBM and Intel are here."""
     return False
 
 
-def mpi_enabled() -> bool:
-    """False: there is no MPI here."""
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    """False: there is no MPI here."""
-    return False
+mpi_built = mpi_enabled = mpi_threads_supported = ddl_built = ccl_built = _is_absent
 
 
 def gloo_built() -> bool:
@@ -121,16 +106,6 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether torch was built for ROCm."""
     return torch.version.hip is not None
-
-
-def ddl_built() -> bool:
-    """False: IBM's library is not here."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: Intel's library is not here."""
-    return False
 
 
 def require(process_set: Any = None) -> None:
