@@ -95,8 +95,11 @@ def test_a_message_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_of_ours_calls_what_unpickles() -> None:
-    """The programs of the other tests show it of what they run; this, of the rest."""
+    """The programs of the other tests show it of what they run; this, of the rest.
+
+    Two calls of Horovod's interface send any object of the script, as it calls them.
+    """
     calls = re.compile(r"\bpickle\b|\.(all_gather_object|gather_object|scatter_object_list|broadcast_object_list)\(")
     sources = Path(messages.__file__).parents[1].rglob("*.py")
-    found = [f"{path.name}: {line}" for path in sources for line in path.read_text().splitlines() if calls.search(line)]
-    assert found == []
+    found = [f"{path.parent.name}/{path.name}" for path in sources for _ in calls.findall(path.read_text())]
+    assert found == ["horovod/objects.py"] * 2

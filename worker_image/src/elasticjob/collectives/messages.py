@@ -78,6 +78,11 @@ def to_tensor(text: str) -> torch.Tensor:
 
 def to_text(chunk: torch.Tensor) -> str:
     """The text of these bytes."""
+    return to_bytes(chunk).decode()
+
+
+def to_bytes(chunk: torch.Tensor) -> bytes:
+    """The bytes of a tensor of them."""
     data = chunk.cpu()
     # Not tensor.numpy(): NumPy may not be installed.
-    return ctypes.string_at(data.data_ptr(), data.numel()).decode() if data.numel() else ""
+    return ctypes.string_at(data.data_ptr(), data.numel()) if data.numel() else b""

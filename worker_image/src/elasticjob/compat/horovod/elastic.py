@@ -35,6 +35,7 @@ from torch.utils.data import Sampler
 
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
+from elasticjob.collectives import messages
 from elasticjob.compat.horovod import calls, objects, world
 from elasticjob.context import context
 from elasticjob.env import CHECKPOINTS
@@ -247,7 +248,8 @@ class ObjectState:
 
     def _sync(self, root: int) -> None:
         state = {name: self._read(name) for name in self._names}
-        self._commits, state = objects.broadcast_object((self._commits, state), root)
+        self._commits = messages.broadcast_json(self._commits, root)
+        state = objects.broadcast_state(state, root)
         if world.rank() != root:
             self._load(state)
         self._saved = state
@@ -260,14 +262,14 @@ class ObjectState:
             _count(path): path for path in context.pass_over(_find(self._folder), here.repeats, here.before, _count)
         }
         root = 0
-        while newest := max(every := objects.allgather_object(max(files, default=0))):
+        while newest := max(every := messages.all_gather_json(max(files, default=0))):
             root = every.index(newest)
             found = _read_file(files.pop(newest)) if world.rank() == root else None
             if found is not None:
                 self._load(found)
                 self._commits = newest
                 _log.info("goes on from commit %d, in a world of %d ranks", newest, world.size())
-            if objects.broadcast_object(found is not None, root):
+            if messages.broadcast_json(found is not None, root):
                 self.on_reset()
                 break
         self._sync(root)

@@ -1,8 +1,13 @@
-"""Whole objects: the parameters of a model, the state of an optimizer, whatever can be pickled."""
+"""Whole objects: the parameters of a model, the state of an optimizer, whatever can be pickled.
+
+Only what a script itself sends as an object is unpickled, as Horovod promises it for any object. A state is read as the
+file of a commit is: without running code.
+"""
 
 from __future__ import annotations
 
 import copy
+import io
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,10 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elasticjob.collectives import messages
 from elasticjob.collectives.explain import explained
+from elasticjob.collectives.members import group_device
 from elasticjob.compat.horovod import calls, world
 from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import optimizers
+
+_PIECE_BYTES = 64 << 20
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
@@ -34,6 +43,32 @@ def allgather_object(obj: Any, name: str | None = None, process_set: Any = None)
     return every
 
 
+def broadcast_state(state: Any, root_rank: int) -> Any:
+    """The state of rank `root_rank`, with its tensors on the host: what `torch.load()` reads with `weights_only=True`.
+
+    Raises ConfigurationError on the other ranks if it has anything else.
+    """
+    is_root = world.rank() == root_rank
+    file, device = io.BytesIO(), group_device(None)
+    if is_root:
+        torch.save(state, file)
+    size = messages.broadcast_json(file.tell(), root_rank)
+    # The buffer is writable, and is of no further use to the file.
+    sent = torch.frombuffer(file.getbuffer(), dtype=torch.uint8) if is_root else torch.empty(size, dtype=torch.uint8)
+    for piece in torch.split(sent, _PIECE_BYTES):
+        there = piece.to(device)
+        with explained("broadcast_state"):
+            dist.broadcast(there, root_rank)
+        piece.copy_(there)
+    if is_root:
+        return state
+    try:
+        return torch.load(io.BytesIO(messages.to_bytes(sent)), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no class of its own for it
+        why = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(f"the state of rank {root_rank} cannot be read without running code: {why}") from error
+
+
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, prefix: str | None = None
 ) -> None:
@@ -44,11 +79,10 @@ def broadcast_parameters(
     world.require()
     pairs = params.items() if isinstance(params, Mapping) else params
     tensors = sorted(((name, one) for name, one in pairs if torch.is_tensor(one)), key=lambda pair: pair[0])
-    kinds = [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors]
-    every = allgather_object(kinds)
+    every = messages.all_gather_json([[name, f"{one.dtype} {tuple(one.shape)}"] for name, one in tensors])
     for other, found in enumerate(every):
         if found != every[0]:
-            differing = sorted({name for name, *_ in set(found) ^ set(every[0])}) or ["their order"]
+            differing = find_differing(found, every[0]) or ["their order"]
             raise ConfigurationError(
                 f"broadcast_parameters: rank {other} and rank 0 have different tensors: {', '.join(differing[:5])}."
                 " Make the same model on all ranks."
@@ -58,11 +92,16 @@ def broadcast_parameters(
         handle.wait()
 
 
+def find_differing(a: list[list[str]], b: list[list[str]]) -> list[str]:
+    """The names that only one of the two lists has, or has with another kind. Pure."""
+    return sorted({name for name, _ in set(map(tuple, a)) ^ set(map(tuple, b))})
+
+
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None) -> None:
     """Give the optimizer of every rank the state of rank `root_rank`: also its learning rate and other settings."""
     world.require()
     is_root = world.rank() == root_rank
-    state = broadcast_object(to_host(optimizer.state_dict()) if is_root else None, root_rank)
+    state = broadcast_state(to_host(optimizer.state_dict()) if is_root else None, root_rank)
     if not is_root:
         optimizers.load_state(optimizer, state)
 
