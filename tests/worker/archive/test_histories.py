@@ -7,6 +7,7 @@ are `keep` newer ones.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import random
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from elasticjob.archive import reading
-from elasticjob.archive.layout import ManifestError, Object, Save
+from elasticjob.archive.layout import ManifestError, Object, Save, name_save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import NotThereError, Storage, StoreError
 from elasticjob.archive.writing import Leader, OverError, Sender
@@ -254,3 +255,22 @@ def test_a_manifest_that_is_gone_or_damaged_is_no_save(error: type[Exception]) -
         del contents.objects[f"bucket/job/saves/{name}"]
     with pytest.raises(error):
         reading.read_save(storage, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "expected"),
+    [
+        pytest.param(b'{"version": 1}', True, 1, id="it is no manifest, whoever reads it"),
+        pytest.param(b'{"version": 2}', True, 1, id="it is of a newer runtime"),
+        pytest.param(b'{"version": 1}', False, 3, id="it may have arrived in part"),
+    ],
+)
+def test_a_manifest_that_is_wrong_is_read_once(text: bytes, whole: bool, expected: int) -> None:
+    """To read it takes as much memory and time as somebody likes to ask for."""
+    contents = Contents()
+    data = gzip.compress(text, mtime=0)
+    name = name_save((1, 1), data)
+    contents.objects[f"bucket/job/saves/{name}"] = data if whole else data[:-1]
+    with pytest.raises(ManifestError):
+        reading.read_save(connect(FaultyFiles(contents, random.Random(1))), name)
+    assert contents.requests == expected
