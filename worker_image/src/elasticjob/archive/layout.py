@@ -44,6 +44,10 @@ class ManifestError(ValueError):
     """What was read is no manifest, or a part of one."""
 
 
+class CutManifestError(ManifestError):
+    """These are not the bytes that were written: another attempt may get them."""
+
+
 @dataclass(frozen=True)
 class Object:
     """An object of the store: these chunks, one after the other."""
@@ -138,7 +142,7 @@ def parse_save(name: str, data: bytes) -> Save:
     """The manifest of this name. Raises ManifestError if these are not all its bytes, or it is not whole in itself."""
     order = order_of(name)
     if order is None or name != name_save(order, data):
-        raise ManifestError(f"the manifest {name[:32]} is damaged, or was read only in part")
+        raise CutManifestError(f"the manifest {name[:32]} is damaged, or was read only in part")
     try:
         said = json.loads(_unpack(data))
         if said["version"] != _VERSION:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from elasticjob.archive import layout
 from elasticjob.archive.garbage import Doomed, Stock, parse_doomed
-from elasticjob.archive.layout import ManifestError, Object, Place, Save
+from elasticjob.archive.layout import CutManifestError, ManifestError, Object, Place, Save
 from elasticjob.archive.storage import NotThereError, Storage, StoreError
 from elasticjob.peers.chunks import digest_of
 
@@ -23,14 +24,14 @@ class DamagedError(Exception):
 
 def read_save(storage: Storage, name: str) -> Save:
     """A manifest. Raises NotThereError, ManifestError or StoreError."""
-    problem: ManifestError | None = None
-    for _ in range(_TRIES):
-        try:
-            return layout.parse_save(name, storage.get(f"{layout.SAVES}/{name}"))
-        except ManifestError as error:
-            problem = error
-    assert problem is not None
-    raise problem
+
+    def read() -> Save:
+        return layout.parse_save(name, storage.get(f"{layout.SAVES}/{name}"))
+
+    for _ in range(_TRIES - 1):
+        with suppress(CutManifestError):
+            return read()
+    return read()
 
 
 def look(storage: Storage, known: Mapping[str, Save] | None = None) -> Stock:
