@@ -247,6 +247,41 @@ async def test_the_large_jobs_of_one_namespace_leave_a_thread_to_others(
             await controller.stop()
 
 
+async def test_a_job_waits_for_no_more_than_a_pass_of_another_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tenant has many jobs, each of which always needs a pass."""
+    planned: list[str] = []
+
+    def compute(seen: Seen, config: Config) -> Plan:
+        planned.append(seen.job.namespace)
+        return replace(plan(seen, config), wake_at=0.0 if seen.job.namespace == "greedy" else None)
+
+    monkeypatch.setattr(controllers, "plan", compute)
+    monkeypatch.setattr(controllers, "SHORTEST_REST", 0.0)
+    monkeypatch.setattr(controllers, "LONGEST_REST", 0.0)
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        for number in range(100):
+            parts.cache.put_job(job_of(number, "greedy"))
+        api.leadership.lend(math.inf)
+        applier: Any = Nothing(parts.applier.recorder)
+        controller = Controller(api, parts.cache, parts.hub, applier, parts.controller.config)
+        controller.start()
+        waited: list[int] = []
+        async with asyncio.timeout(50):
+            while len(waited) < 10:
+                await asyncio.sleep(0.05)
+                parts.cache.put_job(job_of(100, "modest"))
+                before = len(planned)
+                controller.wake(("modest", "j100"))
+                while "modest" not in planned[before:]:
+                    await asyncio.sleep(0)
+                waited.append(planned[before:].index("modest"))
+        await controller.stop()
+    assert max(waited) <= 3, waited
+
+
 async def test_others_have_the_loop_while_all_jobs_are_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are woken when the operator begins to lead, and when the certificate of the hub is renewed."""
     slow = Slow(Controller.wake)
