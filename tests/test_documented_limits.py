@@ -19,7 +19,7 @@ from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.rest import json_stream
-from elasticjob_operator.run import metrics, otlp, overdue_pods, quiet_pods, templates, tracing
+from elasticjob_operator.run import metrics, news, otlp, overdue_pods, quiet_pods, templates, tracing
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
 LIMITS = {
@@ -49,6 +49,9 @@ LIMITS = {
     "bytes of the events of a waiting pod": quiet_pods.MOST_BYTES,
     "pods of a job that should be gone and are read at a time": overdue_pods.MOST_AT_ONCE,
     "events that wait to be written": events.MAX_WAITING,
+    "news of a namespace's jobs that are written to their statuses at once, beside one in 10 s of each job": (
+        int(news.NAMESPACE_AT_ONCE)
+    ),
     "metrics in a report of a script": progress.MAX_METRICS,
     "metrics of a job that become series of Prometheus": metrics.MOST_NAMES,
     "metrics of a namespace that become series of Prometheus": metrics.MOST_OF_A_NAMESPACE,

@@ -326,6 +326,12 @@ MUTANTS = (
            ("tests/controller/plan/test_heavy_plans.py",), breaks="No object and no number of them occupies the operator for long"),
     Mutant("a policy that somebody has loosened", "model/child_objects.py", 'digest=digest if mark == sound else ""', "digest=digest",
            (STRANGERS, "-k", "loosened"), breaks="A modified policy is restored"),
+    Mutant("each job of a namespace may have all the news it likes", "run/news.py",
+           "if not has_own or not self._budgets[namespace].take(NAMESPACE_PER_SECOND, NAMESPACE_AT_ONCE, now):", "if not has_own:",
+           ("tests/controller/run/test_news.py",), quick=True, breaks="News of pods do not slow the jobs of other namespaces"),
+    Mutant("a job waits for the passes of all jobs of another namespace", "run/controller.py", "self._order, self._turn = Slots(1), Turn()",
+           "self._order, self._turn = Slots(1_000), Turn()", ("tests/controller/run/test_turns_of_jobs.py", "-k", "waits_for_no_more"),
+           breaks="News of pods do not slow the jobs of other namespaces"),
     Mutant("events without end", "plan/event_rate.py", "BURST = 50.0", "BURST = 5e9", ("tests/controller/plan/test_event_rate.py",),
            breaks="One job cannot block the others"),
     # The agent: its half of "no two worlds".

@@ -35,6 +35,7 @@ from elasticjob_operator.plan.values import first
 from elasticjob_operator.ratelimit import Bucket
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.run.news import JobNews, News
 from elasticjob_operator.run.node_memory import NodeMemory
 from elasticjob_operator.run.overdue_pods import OverduePods
 from elasticjob_operator.run.quiet_pods import QuietPods
@@ -50,7 +51,7 @@ TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
 LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
-TOLD_AT_ONCE, TOLD_PER_SECOND = 60.0, 0.5  # statuses of a job that decide nothing: agents can have news at any rate
+TOLD_SECONDS = 2.0  # until a job that may not tell its news looks whether it may
 MOST_IN_LOOP = 500  # the weight of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
@@ -77,7 +78,7 @@ class _Loop:
     tries_one: bool = False  # the last new pods were refused: next time, one tries for all
     reason: str = ""
     lines: Bucket = field(default_factory=lambda: Bucket(LINES_AT_ONCE, time.monotonic()))  # of the log
-    told: Bucket = field(default_factory=lambda: Bucket(TOLD_AT_ONCE, time.monotonic()))  # of statuses that only tell
+    news: JobNews = field(default_factory=JobNews)
     pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
@@ -127,7 +128,7 @@ class Controller:
         self._clock = clock or api.clock
         self._slots = Slots(parallel, share=(parallel + 1) // 2)
         self._loops: dict[JobKey, _Loop] = {}
-        self._order, self._turn = asyncio.Lock(), Turn()
+        self._order, self._turn = Slots(1), Turn()
         self._threads = Threads("plan")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asleep: dict[JobKey, None] = {}  # those that `wake_all` has still to wake, in order
@@ -139,6 +140,7 @@ class Controller:
         self._queue = queue
         self._find_template = find_template
         self._faulty_nodes = NodeMemory(cache)
+        self._news = News()
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
         self._on_wait = on_wait  # called with the seconds between a wake-up and its pass
 
@@ -200,8 +202,11 @@ class Controller:
                 await self._slots.acquire(key)
                 self._on_wait(time.monotonic() - since)
                 try:
-                    async with self._order:  # jobs that are woken together let others have the loop in between
+                    await self._order.acquire(key)  # jobs that are woken together let others have the loop in between
+                    try:
                         await self._turn.pause()
+                    finally:
+                        self._order.release(key)
                     await self._try_pass(key, loop)
                 finally:
                     self._slots.release(key)
@@ -337,7 +342,13 @@ class Controller:
                 replace(made.held_back(now + wait, pods=True), set_replicas=None, set_suspend=False),
                 True,
             )
-        return _tell_less(loop, job, made, now, started)
+        return self._tell_less(loop, job, made, now, started)
+
+    def _tell_less(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
+        """The plan without a status that only tells of news, if there have been many: the newest are told later."""
+        if not made.only_tells(job.status) or self._news.may_tell(job.namespace, loop.news, started):
+            return made
+        return replace(made, status=job.status, events=(), wake_at=first(made.wake_at, now + TOLD_SECONDS))
 
     def _delete_less(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
         """The plan with one deletion for all if some were refused, and without any if many were."""
@@ -437,13 +448,6 @@ class Controller:
         if loop.timer is not None:
             loop.timer.cancel()
         loop.timer = asyncio.get_running_loop().call_later(delay, self.wake, key)
-
-
-def _tell_less(loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
-    """The plan without a status that only tells of news, if there have been many: the newest ones are told later."""
-    if not made.only_tells(job.status) or loop.told.take(TOLD_PER_SECOND, TOLD_AT_ONCE, started):
-        return made
-    return replace(made, status=job.status, events=(), wake_at=first(made.wake_at, now + 1 / TOLD_PER_SECOND))
 
 
 def _is_whole(made: Plan) -> bool:
