@@ -113,3 +113,44 @@ def test_what_is_trained_is_not_looked_at() -> None:
         with torch.no_grad():
             things.model[0].weight.add_(1)
         assert things.early.take_back()
+
+
+def test_what_is_frozen_later_is_looked_at_from_then_on_and_what_is_trained_again_is_not() -> None:
+    things = Things()
+    make_step(things, lambda _: None)
+    things.model[0].requires_grad_(False)
+    things.frozen.requires_grad_(True)
+    things.early.begin()
+    follow(things)
+    assert things.early.take_back()
+    things.early.begin()
+    with torch.no_grad():
+        things.model[0].weight.add_(1)
+    assert not things.early.take_back()
+
+
+def test_a_parameter_that_is_gone_and_comes_again_tears_its_step_and_not_the_next_one() -> None:
+    things = Things()
+    make_step(things, follow)
+    weight = things.frozen.weight
+    things.early.begin()
+    things.frozen.weight = None
+    things.early.look()
+    things.early.forget()
+    make_step(things, lambda _: None)  # without it
+    things.frozen.weight = weight
+    things.early.begin()
+    follow(things)
+    assert things.early.take_back()
+
+
+def test_what_torch_does_not_count_is_known_by_its_memory() -> None:
+    things = Things()
+    with torch.inference_mode():
+        things.beside.running_mean = torch.zeros(1)
+    make_step(things, lambda _: None)
+    things.early.begin()
+    assert things.early.take_back()
+    things.early.begin()
+    things.beside.running_mean = torch.ones(1)
+    assert not things.early.take_back()

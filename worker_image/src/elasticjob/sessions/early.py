@@ -9,6 +9,7 @@ One that begins to later is seen by torch's counter of changes, or by its memory
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,9 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticjob.collectives import skeletons
 from elasticjob.torchcompat.optimizers import load_state
-from elasticjob.torchcompat.versions import count_changes
+from elasticjob.torchcompat.versions import count_all_changes
 
 Mark = tuple[int, int | None, int]  # of a tensor: its memory, its changes, and its digest or 0
+_GONE = torch.empty(0)  # stands for a tensor that a script has deleted
+_needs_gradients = operator.attrgetter("requires_grad")
 
 
 class Place(NamedTuple):
@@ -28,15 +31,12 @@ class Place(NamedTuple):
     module: torch.nn.Module
     name: str
     first: torch.Tensor  # the one that was there when the places were listed
+    held: Mapping[str, torch.Tensor | None]  # of the module: getattr would take much longer
 
     @property
     def key(self) -> tuple[int, str]:
         """The same for each list of the places."""
         return id(self.module), self.name
-
-    def read(self) -> torch.Tensor | None:
-        """The one that is there now."""
-        return getattr(self.module, self.name, None)
 
 
 class Early:
@@ -46,7 +46,12 @@ class Early:
         """`others`: objects with `state_dict` and `load_state_dict`. Optimizers and schedulers are left out."""
         self._model = model
         self._parameters: list[Place] | None = None  # of the model, listed once: that takes milliseconds
+        self._firsts: list[torch.Tensor] = []  # of them
+        self._trained: list[bool] = []  # which of them were when they were sorted
+        self._is_sorted = False
         self._others: list[Place] = []
+        self._still: list[Place] = []  # what is frozen, and has not changed early
+        self._early: list[Place] = []  # what is frozen, and has
         self._modules: list[torch.nn.Module] = []
         self._objects: list[Any] = []
         for one in others:
@@ -57,7 +62,7 @@ class Early:
         self._moving: set[tuple[int, str]] = set()  # places, by the module's id
         self._drawn: set[int] = set()  # of the other objects, by their number
         # Of the present step: what is to be compared, what was copied, and the states of the other objects.
-        self._marks: list[tuple[Place, Mark | None]] = []
+        self._marks: list[Mark] = []
         self._copies: list[tuple[Place, torch.Tensor, torch.Tensor]] = []
         self._states: Mapping[int, Any] = {}
         self._is_open = self._is_torn = False
@@ -66,12 +71,11 @@ class Early:
         """A step begins."""
         self.forget()
         self._is_open = True
+        self._sort()
+        self._marks = self._mark()
         with torch.no_grad():
-            for place, tensor in self._find_tensors():
-                if place.key in self._moving:
-                    self._copies.append((place, tensor, tensor.clone()))
-                else:
-                    self._marks.append((place, self._mark(tensor)))
+            found = zip(self._early, _read(self._early), strict=True)
+            self._copies = [(place, tensor, tensor.clone()) for place, tensor in found if tensor is not _GONE]
         wanted = self._drawn if self._is_known else range(len(self._objects))
         self._states = {number: copy.deepcopy(self._objects[number].state_dict()) for number in wanted}
 
@@ -80,10 +84,12 @@ class Early:
         if not self._is_open:
             return
         self._is_open = False
-        for place, mark in self._marks:
-            if self._mark(place.read()) != mark:
-                self._moving.add(place.key)
-                self._is_torn = True
+        marks = self._mark()
+        if marks != self._marks:
+            pairs = zip(self._still, marks, self._marks, strict=True)
+            self._moving.update(place.key for place, now, before in pairs if now != before)
+            self._is_sorted = False
+            self._is_torn = True
         if not self._is_known:
             for number, before in self._states.items():
                 if _find_digest(before) != _find_digest(self._objects[number].state_dict()):
@@ -97,7 +103,7 @@ class Early:
         with torch.no_grad():
             for place, tensor, before in self._copies:
                 tensor.copy_(before)
-                if place.read() is not tensor:
+                if place.held.get(place.name) is not tensor:
                     setattr(place.module, place.name, tensor)
         for number in self._drawn & self._states.keys():
             load_state(self._objects[number], self._states[number])
@@ -109,31 +115,44 @@ class Early:
         self._is_open = self._is_torn = False
         self._marks, self._copies, self._states = [], [], {}
 
-    def _find_tensors(self) -> Iterator[tuple[Place, torch.Tensor]]:
+    def _sort(self) -> None:
+        """List what is frozen now, by whether it has changed early. Only requires_grad is looked at in each step."""
         if self._parameters is None:
             self._parameters = [] if self._model is None else list(_list_parameters(self._model))
+            self._firsts = [place.first for place in self._parameters]
             for module in self._modules:
                 self._others += [*_list_parameters(module), *_list_buffers(module)]
-        frozen = (place for place in self._parameters if not place.first.requires_grad)
-        for place in (*frozen, *self._others):
-            tensor = place.read()
-            if tensor is not None:
-                yield place, tensor
+        trained = list(map(_needs_gradients, self._firsts))
+        if trained != self._trained or not self._is_sorted:
+            frozen = [place for place, is_trained in zip(self._parameters, trained, strict=True) if not is_trained]
+            watched = [*frozen, *self._others]
+            self._still = [place for place in watched if place.key not in self._moving]
+            self._early = [place for place in watched if place.key in self._moving]
+            self._trained, self._is_sorted = trained, True
 
-    def _mark(self, tensor: torch.Tensor | None) -> Mark | None:
-        if tensor is None:
-            return None
-        return tensor.data_ptr(), count_changes(tensor), 0 if self._is_known else skeletons.digest(tensor)
+    def _mark(self) -> list[Mark]:
+        """Of what has not changed early. Whole lists at a time: a model may have a thousand frozen parameters."""
+        tensors = _read(self._still)
+        digests = [0] * len(tensors) if self._is_known else [skeletons.digest(one) for one in tensors]
+        return list(zip(map(torch.Tensor.data_ptr, tensors), count_all_changes(tensors), digests, strict=True))
+
+
+def _read(places: Iterable[Place]) -> list[torch.Tensor]:
+    """What is there now."""
+    found = [held.get(name) for _, name, _, held in places]
+    return [_GONE if one is None else one for one in found]
 
 
 def _list_parameters(model: torch.nn.Module) -> Iterator[Place]:
     for module in model.modules():
-        yield from (Place(module, name, one) for name, one in module.named_parameters(recurse=False))
+        held = module._parameters
+        yield from (Place(module, name, one, held) for name, one in module.named_parameters(recurse=False))
 
 
 def _list_buffers(model: torch.nn.Module) -> Iterator[Place]:
     for module in model.modules():
-        yield from (Place(module, name, one) for name, one in module.named_buffers(recurse=False))
+        held = module._buffers
+        yield from (Place(module, name, one, held) for name, one in module.named_buffers(recurse=False))
 
 
 def _find_digest(state: Any) -> tuple[str, list[int]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
+
 import torch
 
 from elasticjob.torchcompat.probe import Probe
+
+_read_version: operator.attrgetter[int] = operator.attrgetter("_version")
 
 
 def count_changes(tensor: torch.Tensor) -> int | None:
@@ -13,6 +18,14 @@ def count_changes(tensor: torch.Tensor) -> int | None:
         return int(tensor._version)
     except (AttributeError, RuntimeError):
         return None
+
+
+def count_all_changes(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """`count_changes` of each; faster for many."""
+    try:
+        return list(map(_read_version, tensors))
+    except (AttributeError, RuntimeError):  # of one of them
+        return [count_changes(one) for one in tensors]
 
 
 PROBES = (
