@@ -67,6 +67,7 @@ CHANGES = [follow, follow_by_data, replace, count, toss]
 
 def make_step(things: Things, change: Callable[[Any], None]) -> None:
     things.early.begin()
+    things.early.begin_pass()
     change(things)
     things.early.look()
     things.early.forget()
@@ -106,27 +107,56 @@ def test_what_changes_with_the_optimizers_is_left_to_them() -> None:
     assert things.coin.tossed == 1
 
 
-def test_what_is_trained_is_not_looked_at() -> None:
+def put_back(things: Things) -> None:
+    """In a pass the weight was another one."""
+    weight = things.model[0].weight
+    intact = weight.data.clone()
+    weight.data.add_(1)
+    things.early.begin_pass()
+    weight.data.copy_(intact)
+
+
+def test_a_trained_weight_that_is_another_one_in_a_pass_is_taken_back() -> None:
+    things = Things()
+    make_step(things, put_back)
+    weight = things.model[0].weight
+    before = weight.tolist()
+    things.early.begin()
+    weight.data.add_(1)
+    assert things.early.take_back()
+    assert weight.tolist() == before
+
+
+def test_what_an_optimizer_with_a_closure_changes_is_left_to_it() -> None:
     things = Things()
     for _ in range(2):
         things.early.begin()
+        things.early.begin_applying()
         with torch.no_grad():
             things.model[0].weight.add_(1)
-        assert things.early.take_back()
-
-
-def test_what_is_frozen_later_is_looked_at_from_then_on_and_what_is_trained_again_is_not() -> None:
-    things = Things()
-    make_step(things, lambda _: None)
-    things.model[0].requires_grad_(False)
-    things.frozen.requires_grad_(True)
+        things.early.begin_pass()
+        follow(things)
+        things.early.look()
+    before = things.read()
     things.early.begin()
-    follow(things)
-    assert things.early.take_back()
-    things.early.begin()
+    things.early.begin_applying()
     with torch.no_grad():
         things.model[0].weight.add_(1)
-    assert not things.early.take_back()
+    follow(things)
+    assert things.early.take_back()
+    assert things.read() == before
+
+
+@pytest.mark.parametrize(("steps", "is_known"), [(10, False), (60, True)])
+def test_what_begins_to_change_in_a_later_epoch_is_found_out(steps: int, is_known: bool) -> None:
+    things = Things()
+    for _ in range(steps):
+        make_step(things, lambda _: None)
+    things.early.look_again()
+    make_step(things, follow_by_data)
+    things.early.begin()
+    follow_by_data(things)
+    assert things.early.take_back() == is_known
 
 
 def test_a_parameter_that_is_gone_and_comes_again_tears_its_step_and_not_the_next_one() -> None:

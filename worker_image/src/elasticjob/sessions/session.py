@@ -137,6 +137,7 @@ class Session:
         self._buffers = StepBuffers(None)
         can_go_back = client is not None and model is not None
         self._early = Early(model, extras.values()) if can_go_back else Early(None, ())
+        self._aside = Early(model if can_go_back else None, ())  # the same in a block between two steps
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
         self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0)
@@ -255,6 +256,8 @@ class Session:
                 self._micro = None
                 with self._surviving():
                     self._memory.end_epoch()
+                self._early.look_again()
+                self._aside.look_again()
                 if self._worlds.is_whole:
                     return
 
@@ -378,6 +381,8 @@ class Session:
         """
         self._settle()
         self._buffers.keep_again()
+        if self._worlds.can_change:
+            self._aside.begin()
         try:
             block = self._block = Block()
             self._worlds.interrupter.allowed = True
@@ -387,6 +392,7 @@ class Session:
                 raise WorldLostError("a collective of this block has failed") from block.failure
             self._worlds.hold()
             self._buffers.forget()
+            self._aside.look()
             block.is_whole = True
         except Exception as error:
             self._worlds.interrupter.allowed = False
@@ -395,9 +401,12 @@ class Session:
             logger.warning("After step %d: the world broke (%s).", self.committed, first_line(error))
             self._worlds.break_off(error)
             self._buffers.take_back()
+            if not self._aside.take_back():
+                self._memory.note_torn()
         finally:
             self._worlds.interrupter.allowed = False
             self._block = None
+            self._aside.forget()
 
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step.
@@ -422,6 +431,8 @@ class Session:
         """Of the model. In a step, its buffers are kept, until the optimizers have applied it."""
         if not self._fence.is_open or self._memory.is_applied:
             self._buffers.keep_again()
+        self._early.begin_pass()
+        self._aside.begin_pass()
 
     def _look_at_buffers(self) -> None:
         """What passes of the model between two steps have done to them counts only if no member was lost meanwhile."""
@@ -440,7 +451,9 @@ class Session:
         if self._fence.is_open:
             self._fence.begin_applying(self._agree)
         makes_them = _has_closure(given, more)
-        if not makes_them:
+        if makes_them:
+            self._early.begin_applying()
+        else:
             self._look_at_passes()
         if self._fence.is_open and self._is_replicated and not makes_them and not has_gradients([optimizer]):
             self._fence.is_empty = True
