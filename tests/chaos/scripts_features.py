@@ -28,6 +28,8 @@ class Lines:
     prepare: list[str] = field(default_factory=list)  # once, before training
     start: list[str] = field(default_factory=list)  # once, in a world
     before: list[str] = field(default_factory=list)  # between the gradients and the optimizers
+    turns: set[str] = field(default_factory=set)  # optimizers that step by themselves
+    zeros: str = ""  # arguments of zero_grad
     scaler: bool = False
     slow: bool = False  # a pass takes its time, so that most losses break a step
     after: list[str] = field(default_factory=list)  # after the optimizers
@@ -1281,13 +1283,177 @@ CLOSURES = Feature(
 )
 TUTORIALS = (FOLLOWER, QUEUE, NOISE, POLICY, CLOSURES)
 
+# --- what repositories of others do, drawn last of all ----------------------------------------------------------------
+
+
+def _turns(lines: Lines) -> None:
+    lines.slow = True
+    lines.ddp["find_unused_parameters"] = "True"
+    lines.layers += ("self.judge = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))", "self.judges = False")
+    lines.forward += ("if self.judges:", "    return self.judge(h.detach())", "h = h + 0.1 * self.judge(h)")
+    lines.groups = "[p for n, p in net.named_parameters() if not n.startswith('judge')]"
+    lines.optimizers["judge"] = "torch.optim.Adam(net.judge.parameters(), lr=0.01)"
+    lines.turns.add("judge")
+    lines.inputs += ("global last", "last, net.judges = (x, item, y), False")
+    lines.after += (
+        "net.zero_grad()",
+        "net.judges = True",
+        "judged = (model(*last[:2]).squeeze(1) - last[2]).square().mean()",
+        "session.backward(judged) if 'session' in globals() else (judged * micro.scale).backward()",
+        "optimizers['judge'].step()",
+        "net.zero_grad()",
+    )
+
+
+def _attack(lines: Lines) -> None:
+    lines.slow = True
+    lines.inputs += (
+        "global intact",
+        "intact = net.into.weight.data.clone()",
+        "net.into.weight.data.add_(0.05 * intact.sign())",
+    )
+    put_back = ("net.into.weight.data = intact", "net.into.weight.data.copy_(intact)")
+    lines.before.insert(0, lines.chance.choice(put_back))
+
+
+_SHADOW = """
+def try_averages():
+    kept = {name: one.data.clone() for name, one in net.named_parameters()}
+    for one in net.parameters():
+        one.data.mul_(0.9)
+    for _ in range(4):
+        time.sleep(PAUSE)
+        evaluate(model)
+    for name, one in net.named_parameters():
+        one.data.copy_(kept[name])
+"""
+
+
+def _shadow(lines: Lines) -> None:
+    lines.prepare.insert(0, _SHADOW)
+    lines.epoch.append("try_averages()")
+
+
+_LABELS = """
+class Labels:
+    def __init__(self):
+        random.seed(17)
+        np.random.seed(17)
+
+    def draw(self):
+        return 0.1 * random.gauss(0, 1) + 0.1 * float(np.random.rand())
+
+    def state_dict(self):
+        kind, keys, *rest = np.random.get_state()
+        return {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
+
+    def load_state_dict(self, state):
+        version, keys, gauss = state["python"]
+        random.setstate((version, tuple(keys), gauss))
+        np.random.set_state(state["numpy"])
+"""
+
+
+def _labels(lines: Lines) -> None:
+    lines.slow = True
+    lines.prepare.append(_LABELS)
+    lines.extras["labels"] = "Labels()"
+    lines.inputs.append("y = y + labels.draw()")
+
+
+TURNS = Feature(
+    "adversaries in turn",
+    "a part of the model with an optimizer of its own, which has a backward pass and a step after the other one's",
+    _turns,
+    (DDP,),
+    without=(
+        *_ONCE,
+        *_SOMETIMES,
+        "two optimizers",
+        "Muon",
+        "GradScaler",
+        "static graph",
+        "groups of parameters",
+        "groups that are added later",
+        "ZeroRedundancyOptimizer",
+        "torch's distributed checkpoint",
+        "torch's asynchronous checkpoint",
+        "closures",
+        "queues",
+        "noise",
+        "followers",
+        "spectral norm",
+        "updated buffers",
+    ),
+)
+ATTACK = Feature(
+    "attacked weights",
+    "a weight that is changed through `.data` for the passes of a step, and put back before the optimizer",
+    _attack,
+    (DDP,),
+    without=(*_ONCE, "closures"),
+)
+SHADOW = Feature(
+    "evaluation of other weights",
+    "averages are copied into the model for an evaluation, and its own weights back, without `finally`",
+    _shadow,
+    (DDP,),
+    without=("evaluation",),
+)
+LABELS = Feature(
+    "noise of the process",
+    "Python's and NumPy's global random numbers, drawn before the pass and saved as an object of the script's",
+    _labels,
+    (DDP,),
+    without=(*_ONCE, "random numbers", "noise"),
+)
+REPOSITORIES = (
+    TURNS,
+    ATTACK,
+    SHADOW,
+    LABELS,
+    Feature(
+        "gradients kept as zeros",
+        "`zero_grad(set_to_none=False)`",
+        lambda lines: setattr(lines, "zeros", "set_to_none=False"),
+        (DDP, VIRTUAL),
+        without=(*_SOMETIMES, "adversaries in turn", "groups that are added later", "LBFGS", "closures"),
+    ),
+    Feature(
+        "hooks of backward passes",
+        "`register_full_backward_hook`, which changes a gradient",
+        _model(("self.out.register_full_backward_hook(lambda module, given, out: (given[0] * 0.5,))",), ()),
+        (DDP, VIRTUAL),
+        without=("gradient penalty", "compiled model"),
+    ),
+    Feature(
+        "frozen statistics",
+        "a `BatchNorm1d` that is kept in `eval()` while its weights are trained",
+        _model(
+            ("self.still = nn.BatchNorm1d(8)", "self.still.running_mean.fill_(0.1)"),
+            ("self.still.eval()", "h = h + 0.1 * self.still(h)"),
+        ),
+        (DDP, VIRTUAL),
+    ),
+    Feature(
+        "reentrant checkpointing",
+        "`checkpoint(..., use_reentrant=True)`",
+        _model(
+            ("self.deep = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))",),
+            ("h = h + checkpoint_passes(self.deep, h, use_reentrant=True)",),
+        ),
+        (VIRTUAL,),
+        without=("gradient penalty",),
+    ),
+)
+
 GROUPS = {
     "parameters and buffers": MODELS,
-    "layers": (*LAYERS, FOLLOWER, QUEUE),
+    "layers": (*LAYERS, FOLLOWER, QUEUE, *REPOSITORIES[-2:]),
     "optimizers": (*OPTIMIZERS, TWO, GROUPED, ADDED, ZERO),
     "schedulers": (*SCHEDULERS, VALIDATED),
     "around the step": AROUND,
-    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES),
+    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES, *REPOSITORIES[:-2]),
     "data": (*DATA, *LOADERS, *SOURCES),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
     "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC),

@@ -619,6 +619,7 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
     names.update(one.name for one in chosen)
     barred.update(one for feature in chosen for one in feature.without)
     pick(features.TUTORIALS, 2)
+    pick(features.REPOSITORIES, 2)
     return chosen
 
 
@@ -649,6 +650,8 @@ def _write_common(lines: Lines, every: int) -> str:
     for name in lines.optimizers:
         if lines.scaler:
             loops.insert(0, f"scaler.unscale_(optimizers[{name!r}])")
+        if name in lines.turns:
+            continue
         closure = "closure" if lines.closure and not name else ""
         step.append(f"scaler.step(optimizers[{name!r}])" if lines.scaler else f"optimizers[{name!r}].step({closure})")
     if lines.scaler:
@@ -668,7 +671,7 @@ def _write_common(lines: Lines, every: int) -> str:
         before=_block([] if lines.closure else loops, 1),
         collect=_block(lines.collect, 1),
         step=_block(step, 1),
-        zero=_block([f"optimizers[{name!r}].zero_grad()" for name in lines.optimizers], 1),
+        zero=_block([f"optimizers[{name!r}].zero_grad({lines.zeros})" for name in lines.optimizers], 1),
         after=_block(after, 1),
     )
 
