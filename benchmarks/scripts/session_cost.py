@@ -1,6 +1,6 @@
 """What a session costs a step, and what many changes of its world leave behind.
 
-    python benchmarks/scripts/session_cost.py steps [--kind ddp|fsdp|hsdp] [--ranks 2] [--parts]
+    python benchmarks/scripts/session_cost.py steps [--kind ddp|fsdp|hsdp] [--ranks 2] [--layers 1 --frozen 0] [--parts]
     python benchmarks/scripts/session_cost.py regroups --regroups 1000 [--kind ...] [--lost-every 5]
 
 `steps`: the ranks train two equal models in turns of some steps, one in a session and one plainly, with the same
@@ -126,12 +126,14 @@ def run(args: argparse.Namespace) -> int:
 # --- a rank -------------------------------------------------------------------------------------------------
 
 
-def build_layers(mesh: Any = None) -> tuple[Any, Any]:
+def build_layers(mesh: Any = None, count: int = 1, frozen: int = 0) -> tuple[Any, Any]:
     import torch
 
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)]
-    model = torch.nn.Sequential(*layers)
+    layers: list[torch.nn.Module] = []
+    for number in range(count):
+        layers += [torch.nn.Linear(WIDTH, WIDTH).requires_grad_(number >= frozen), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 1))
     if mesh is not None:
         from torch.distributed.fsdp import fully_shard
 
@@ -139,22 +141,24 @@ def build_layers(mesh: Any = None) -> tuple[Any, Any]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-def make_session(kind: str, ranks: int, sampler: Any) -> Any:
+def make_session(args: argparse.Namespace, sampler: Any) -> Any:
     from elasticjob.sessions.session import Session
 
+    kind, ranks = args.kind, args.ranks
     if kind == "ddp":
-        model, optimizer = build_layers()
+        model, optimizer = build_layers(count=args.layers, frozen=args.frozen)
         return Session(model=model, optimizer=optimizer, sampler=sampler)
     return Session(build=build_layers, shards=ranks // 2 if kind == "hsdp" else None, sampler=sampler)
 
 
-def make_plain(kind: str, ranks: int) -> tuple[Any, Any]:
+def make_plain(args: argparse.Namespace) -> tuple[Any, Any]:
     """In the same process group."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
+    kind, ranks = args.kind, args.ranks
     if kind == "ddp":
-        model, optimizer = build_layers()
+        model, optimizer = build_layers(count=args.layers, frozen=args.frozen)
         return torch.nn.parallel.DistributedDataParallel(model), optimizer
     shape, names = ((ranks,), ("shard",)) if kind == "fsdp" else ((2, ranks // 2), ("replicate", "shard"))
     return build_layers(init_device_mesh("cpu", shape, mesh_dim_names=names))
@@ -203,11 +207,11 @@ def measure_steps(args: argparse.Namespace) -> None:
         parts.watch_session()
     data = TensorDataset(torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, 1))
     sampler = elasticjob.ElasticDistributedSampler(data, global_batch_size=BATCH * args.ranks)
-    session = make_session(args.kind, args.ranks, sampler)
+    session = make_session(args, sampler)
     loader = DataLoader(data, batch_sampler=sampler)
     plain_sampler: Any = DistributedSampler(data)
     plain_loader = DataLoader(data, batch_sampler=BatchSampler(plain_sampler, BATCH, drop_last=False))
-    model, optimizer = make_plain(args.kind, args.ranks)
+    model, optimizer = make_plain(args)
     compute = torch.nn.functional.mse_loss
 
     def session_batches() -> Iterator[Any]:
@@ -294,7 +298,7 @@ def regroup_often(args: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    session = make_session(args.kind, args.ranks, None)
+    session = make_session(args, None)
     if args.kind == "fsdp" and args.lost_every:
         raise SystemExit("a loss ends a session whose shards have no copies: --lost-every 0, or --kind hsdp")
     x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, 1)
@@ -322,6 +326,10 @@ def main() -> None:
     parser.add_argument("what", choices=("steps", "regroups"))
     parser.add_argument("--kind", choices=("ddp", "fsdp", "hsdp"), default="ddp")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--layers", type=int, default=1, help="of DDP's model, besides the last one; each has two parameters"
+    )
+    parser.add_argument("--frozen", type=int, default=0, help="so many of them are frozen")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--report", action="store_true", help="the session's script also calls elasticjob.report")
