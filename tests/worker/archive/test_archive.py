@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticjob import env
-from elasticjob.archive import reading
+from elasticjob.archive import layout, reading
 from elasticjob.archive.storage import Storage
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.records import CHUNK_BYTES
@@ -223,6 +224,31 @@ def test_a_damaged_save_is_passed_over(gang: Gang) -> None:
     other = job.pod()
     gang.enter(other)
     assert other.read() == {"a.pt": bytes([1]) * (2 << 20)}
+
+
+@pytest.mark.parametrize(
+    "path", ["x" * 300, "/".join(["d" * 250] * 20)], ids=["a name over 255 bytes", "a path over 4,096 bytes"]
+)
+def test_a_save_that_no_pod_can_have_is_passed_over(gang: Gang, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It was made on another file system, or by somebody else."""
+    job = Job(gang, "a")
+    pod = job.pod()
+    gang.enter(pod)
+    (pod.path / "a.pt").write_bytes(b"1")
+    job.await_saves(1)
+    lose(pod)
+    storage = Storage(job.url)
+    ((_, save),) = reading.find_saves(storage)
+    files = {**save.record.files, path: save.record.files["a.pt"]}
+    data = replace(save, record=replace(save.record, number=save.record.number + 1, files=files)).dump()
+    newer = layout.name_save((save.order[0], save.order[1] + 1), data)
+    storage.put(f"{layout.SAVES}/{newer}", data)
+    fork = Job(gang, "b", (job.url, None))
+    others = [fork.pod(), fork.pod()]
+    assert gang.enter(*others) == [True, True]
+    assert others[0].read() == others[1].read() == {"a.pt": b"1"}
+    assert path[:80] in caplog.text, "the name is told"
+    assert newer in storage.list(layout.SAVES), "and the save is still there"
 
 
 def test_what_peers_have_is_not_read_from_the_archive(gang: Gang) -> None:

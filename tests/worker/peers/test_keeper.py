@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ from elasticjob.peers.entering import Place
 from elasticjob.peers.records import CHUNK_BYTES
 from elasticjob.peers.transport import Link, PeerError
 from worker.peers import gang as gangs
-from worker.peers.gang import Gang
+from worker.peers.gang import FakePod, Gang
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -28,6 +29,7 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
 
 
 LARGE = os.urandom(CHUNK_BYTES + 1000)
+LONG = "a-name-of-" + 190 * "x" + ".pt"
 
 
 def test_a_checkpoint_survives_the_pod_that_wrote_it(gang: Gang) -> None:
@@ -343,3 +345,86 @@ def test_the_end_of_a_world_does_not_wait_for_what_is_never_copied(gang: Gang) -
     assert ended.wait(60)
     assert gang.enter(second, gang.pod()) == [True] * 2
     assert (second.path / "latest").readlink() == Path("a.pt")
+
+
+def limit_names(monkeypatch: pytest.MonkeyPatch, pod: FakePod, most: int) -> None:
+    """The file system of this pod has shorter names than others, as an encrypting one does."""
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if target.is_relative_to(pod.path) and len(target.name) > most:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(target))
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+
+
+def test_a_save_that_a_pod_cannot_have_is_passed_over(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = gang.pod(), gang.pod()
+    limit_names(monkeypatch, second, 143)
+    gang.enter(first)
+    (first.path / "a.pt").write_bytes(b"1")
+    gang.await_kept(first, 1, copies=0)
+    (first.path / LONG).write_bytes(b"2")
+    gang.await_kept(first, 2, copies=0)
+    assert gang.enter(first, second) == [True, True]
+    assert first.read() == second.read() == {"a.pt": b"1"}
+    assert LONG[:80] in caplog.text, "the name is told"
+    (first.path / "b.pt").write_bytes(b"3")
+    gang.await_kept(first, 2)
+    assert gang.enter(second, first) == [True, True]
+    assert first.read() == second.read() == {"a.pt": b"1", "b.pt": b"3"}
+
+
+def test_a_job_does_not_begin_anew_where_a_pod_cannot_have_its_only_save(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = gang.pod(), gang.pod()
+    limit_names(monkeypatch, second, 143)
+    gang.enter(first)
+    (first.path / LONG).write_bytes(b"1")
+    gang.await_kept(first, 1, copies=0)
+    over, store, entered = threading.Event(), gangs.FakeStore(), list[bool]()
+    thread = threading.Thread(target=lambda: entered.append(second.keeper.enter(store, Place(2, 1, 2), over.is_set)))
+    thread.start()
+    patience = threading.Timer(gangs.PATIENCE, over.set)
+    patience.start()
+    with pytest.raises(PeerError, match=LONG[:80]):  # the pod of rank 0 tells the hub
+        first.keeper.enter(store, Place(2, 0, 2), over.is_set)
+    patience.cancel()
+    over.set()
+    thread.join(gangs.PATIENCE)
+    assert entered == [False]
+    assert first.read() == {LONG: b"1"}
+
+
+def make_deep(folder: Path) -> None:
+    """A file whose path is longer than the system takes in one piece: a script gets there with `chdir`."""
+    where = os.open(folder, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=where)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=where)
+        os.close(where)
+        where = below
+    file = os.open("part.bin", os.O_CREAT | os.O_WRONLY, dir_fd=where)
+    os.write(file, b"a part of the model")
+    os.close(file)
+    os.close(where)
+
+
+def test_a_save_with_a_path_that_nobody_can_read_is_no_save(gang: Gang, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    (first.path / "step-1").mkdir()
+    (first.path / "step-1" / "model.bin").write_bytes(b"another part of the model")
+    make_deep(first.path / "step-1")
+    (first.path / "a.pt").write_bytes(b"1")
+    gang.await_kept(first, 1)
+    third = gang.pod()
+    gang.enter(second, third)
+    assert third.read() == {"a.pt": b"1"}, "and not a part of another save"
+    assert "step-1" in caplog.text, "it is told"
+    assert gang.enter(first, second) == [True, True], "nor does it keep its pod from other saves"
+    shutil.rmtree(first.path / "step-1", ignore_errors=True)
