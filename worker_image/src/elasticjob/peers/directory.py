@@ -165,8 +165,8 @@ class Directory:
     def restore(self, files: Files, fetch: Callable[[str], bytes]) -> None:
         """Make the directory contain these files, and nothing else that scripts have written.
 
-        Oldest first, so that scripts that order checkpoints by time find the newest. Raises what `fetch` raises, and
-        OSError.
+        Oldest first, so that scripts that order checkpoints by time find the newest. Raises what `fetch` raises,
+        OSError, and UnfitError if this pod cannot have one of these names.
         """
         for path, file in sorted(files.items(), key=lambda item: (item[1].mtime_ns, item[0])):
             place = self.root / path

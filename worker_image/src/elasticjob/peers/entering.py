@@ -28,6 +28,7 @@ from elasticjob.peers.choice import Holding, Peer
 from elasticjob.peers.chunks import FullError, digest_of
 from elasticjob.peers.copying import Peers
 from elasticjob.peers.directory import Directory
+from elasticjob.peers.folder import UnfitError
 from elasticjob.peers.last_tier import LastTier, Saved, Source
 from elasticjob.peers.records import Record, Report
 from elasticjob.peers.transport import PeerError
@@ -147,6 +148,7 @@ class Entry:
         self._gathering = gathering
         self._interrupted = interrupted
         self._records = {record.name: record for record in directory.chunks.read_records()}
+        self._unfit = ""  # at rank 0: why some pod cannot have a record that is whole
 
     def run(self, report: Report, last: tuple[int, int]) -> Found | None:
         """`last`: generation and size of the world before. None if the world is over. Raises PeerError or OSError."""
@@ -186,10 +188,16 @@ class Entry:
             source = self._open_source(plan)
             if "archive" in plan:
                 self._read_share(source, attempt)
-            record = self._restore(peers, str(plan["name"]), held, source)
+            try:
+                record = self._restore(peers, str(plan["name"]), held, source)
+            except UnfitError as error:
+                logger.warning("This pod cannot have the checkpoint %s: %s", plan["name"], error)
+                record = None
+                self._set(f"unfit/{attempt}/{rank}", str(error))
             self._set(f"done/{attempt}/{rank}", record is not None or not plan["name"])
             if rank == 0:
                 done = self._get([f"done/{attempt}/{one}" for one in range(size)])
+                self._note_unfit(attempt, done)
                 self._set(f"go/{attempt}", all(done))
             if self._get([f"go/{attempt}"])[0]:
                 return Found(record, where)
@@ -245,10 +253,21 @@ class Entry:
         if saved is not None:
             found = self._saves[saved.name]
             return {"name": saved.name, "holdings": {}, "archive": {"url": found.url, "save": found.name}}
+        if chosen is None and self._unfit:  # not anew: what all of them cannot have is still there
+            raise PeerError(
+                f"there is no checkpoint that all pods can have: {self._unfit}. Let spec.checkpoints.path be on a file"
+                " system that takes these names, or begin from another save"
+            )
         if chosen is None:
             return {"name": "", "holdings": {}}
         held = {rank: [one.dump() for one in held if one.name == chosen.name] for rank, held in holdings.items()}
         return {"name": chosen.name, "holdings": {rank: found for rank, found in held.items() if found}}
+
+    def _note_unfit(self, attempt: int, done: Sequence[bool]) -> None:
+        for rank in (rank for rank, is_done in enumerate(done) if not is_done):
+            key = f"unfit/{attempt}/{rank}"
+            if self._has(key):
+                self._unfit = f"that of rank {rank} cannot have {self._get([key])[0]}"
 
     # All ranks.
 
@@ -307,7 +326,7 @@ class Entry:
         """Make the directory contain this record. None if a part of it is nowhere undamaged, or there is none.
 
         `source`: the save of the last tier that has it. Raises OSError if this pod cannot write it: that is nothing
-        against the record.
+        against the record. Raises UnfitError if it never can.
         """
         if source is not None:
             record: Record | None = source.record
@@ -374,6 +393,12 @@ class Entry:
         try:
             self._store.set(f"{_PREFIX}/{key}", self._seal(key, zlib.compress(json.dumps(value).encode(), 1)))
         except RuntimeError as error:  # the store is closed: its host is gone, or the world is over
+            raise InterruptedEntryError from error
+
+    def _has(self, key: str) -> bool:
+        try:
+            return self._store.check([f"{_PREFIX}/{key}"])
+        except RuntimeError as error:
             raise InterruptedEntryError from error
 
     def _get(self, keys: list[str]) -> list[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +19,25 @@ from elasticjob.peers.watch import Stat
 
 _NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
 _MARK: Final = ".elasticjob-part-"  # of files that are being restored
+_MOST_TOLD: Final = 200  # characters of a path
+_NO_NAME: Final = (errno.ENAMETOOLONG, errno.EILSEQ)
+_UNREADABLE: Final = Stat(0, 0, 0)  # of a path that is too long for the system: a script gets there with `chdir`
+
+
+class UnfitError(Exception):
+    """The file system of this pod cannot have a file of this name."""
 
 
 def scan(root: Path) -> dict[str, Stat]:
-    """All files and symbolic links below `root`, by relative path."""
+    """All files and symbolic links below `root`, by relative path; and what cannot be looked at, which has no size."""
     found = {}
-    for where, folders, names in os.walk(root):
-        for name in (*names, *(one for one in folders if Path(where, one).is_symlink())):
+
+    def note(error: OSError) -> None:
+        if error.errno == errno.ENAMETOOLONG:
+            found[Path(error.filename).relative_to(root).as_posix()] = _UNREADABLE
+
+    for where, folders, names in os.walk(root, onerror=note):
+        for name in (*names, *(one for one in folders if _is_link(Path(where, one)))):
             path = Path(where, name)
             stat = scan_one(path)
             if stat is not None:
@@ -32,12 +45,19 @@ def scan(root: Path) -> dict[str, Stat]:
     return found
 
 
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:  # its path is too long, so that `os.walk` cannot enter it
+        return False
+
+
 def scan_one(path: Path) -> Stat | None:
     """None if the file is gone."""
     try:
         stat = path.lstat()
-    except OSError:
-        return None
+    except OSError as error:
+        return _UNREADABLE if error.errno == errno.ENAMETOOLONG else None
     return Stat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
@@ -155,7 +175,19 @@ def _find_written(descriptor: Path, root: Path, process: Path) -> str:
 
 
 def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -> None:
-    """Write one file, and let it appear whole. `fetch` returns a chunk by its digest, and may raise. Raises OSError."""
+    """Write one file, and let it appear whole. `fetch` returns a chunk by its digest, and may raise.
+
+    Raises OSError, and UnfitError if no file here can have this path.
+    """
+    try:
+        _restore(root, path, file, fetch)
+    except OSError as error:
+        if error.errno not in _NO_NAME:
+            raise
+        raise UnfitError(f"{path[:_MOST_TOLD]!r} ({len(os.fsencode(path))} bytes): {error.strerror}") from None
+
+
+def _restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -> None:
     target = root / path
     _make_folders(root, target.parent)
     if target.is_dir() and not target.is_symlink():
@@ -186,10 +218,11 @@ def _make_folders(root: Path, folder: Path) -> None:
         place.mkdir(exist_ok=True)
 
 
-def remove_all_but(root: Path, kept: Collection[str]) -> None:
+def remove_all_but(root: Path, kept: Container[str]) -> None:
     """Remove all files whose paths are not in `kept`, and folders that are empty then."""
-    for path in scan(root).keys() - set(kept):
-        (root / path).unlink(missing_ok=True)
+    for path, stat in scan(root).items():
+        if path not in kept and stat != _UNREADABLE:
+            (root / path).unlink(missing_ok=True)
     for where, _, _ in os.walk(root, topdown=False):
         if Path(where) != root:
             with contextlib.suppress(OSError):

@@ -101,6 +101,7 @@ class Keeper:
         self._full_until = 0.0  # there is no room for own copies
         self._is_cut_off = False  # rank 0 could not be reached
         self._left_out: frozenset[str] = frozenset()  # at the last look: entries that will never be copied
+        self._told: frozenset[str] = frozenset()  # of these
         self._find_step = find_step
         self._steps: deque[tuple[int, int]] = deque(maxlen=_MOST_STEPS)  # by the clock of the files
         self._last_tier = None if open_last_tier is None else open_last_tier(self.directory.read_chunk)
@@ -251,6 +252,13 @@ class Keeper:
                 copies = self._copy(world, view.written)
             except ChangedError:
                 return Report(unready=frozenset(map(records.entry_of, view.written)))
+            for entry in (view.left_out & self._left_out) - self._told:  # not what was just removed
+                logger.warning(
+                    "%r is in no checkpoint: it holds a link out of the directory, a socket, a pipe, or a path that is"
+                    " too long.",
+                    entry,
+                )
+            self._told |= view.left_out & self._left_out
             report, self._left_out = view.as_report(copies), view.left_out
             if world.peers.over:
                 return None
