@@ -187,6 +187,50 @@ def test_an_archive_of_somebody_else_lands_nowhere_else(sent: io.BytesIO, tmp_pa
     assert [path.name for path in tmp_path.rglob("*")] == ["in"]
 
 
+def entry(name: str, kind: bytes, link: str = "", content: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size, info.mode = kind, link, len(content), 0o755
+    return info, content
+
+
+def write_maze(outside: str) -> io.BytesIO:
+    """Links inside of a folder, through which Python loses its way: it then takes one that leads out for one inside."""
+    entries, path, letters, long = [entry("a", tarfile.DIRTYPE)], "a", "abcdefghijklmnop", "d" * 247
+    for letter in letters:
+        entries += [entry(f"{path}/{long}", tarfile.DIRTYPE), entry(f"{path}/{letter}", tarfile.SYMTYPE, long)]
+        path += f"/{long}"
+    way = "/".join(letters) + "/" + "l" * 254
+    entries.append(entry(f"a/{way}", tarfile.SYMTYPE, "../" * len(letters)))
+    entries.append(entry("a/out", tarfile.SYMTYPE, f"{way}/{outside}"))
+    entries.append(entry("a/out/planted", tarfile.REGTYPE, content=b"by the pod"))
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for info, content in entries:
+            tar.addfile(info, io.BytesIO(content))
+    made.seek(0)
+    return made
+
+
+def test_links_of_a_pod_lead_nowhere(tmp_path: Path) -> None:
+    """The data filter of some versions of Python follows them. What is copied has none: tar writes what they lead to."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "in").mkdir()
+    with pytest.raises(click.ClickException, match="is a link"):
+        unpack(write_maze("../../../home"), "a", tmp_path / "in")
+    assert not list((tmp_path / "home").iterdir()), "nothing is written elsewhere"
+    assert not list((tmp_path / "in").iterdir())
+
+
+def test_names_of_one_file_are_copied(tmp_path: Path) -> None:
+    """tar writes the second one as a hard link."""
+    sent = archive(("a/one", b"x"))
+    with tarfile.open(fileobj=sent, mode="a") as tar:
+        tar.addfile(entry("a/two", tarfile.LNKTYPE, "a/one")[0])
+    sent.seek(0)
+    unpack(sent, "a", tmp_path / "a")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == {"one": b"x", "two": b"x"}
+
+
 def with_header(kind: bytes, size: int) -> io.BytesIO:
     """An archive that begins with a header of so many bytes about its file: a name, or what pax has to say."""
     about = tarfile.TarInfo("about")
