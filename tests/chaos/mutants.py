@@ -227,6 +227,8 @@ MUTANTS = (
            breaks="ElasticJob's own code unpickles nothing from the network"),
     Mutant("terminals obey pods", "text.py", 'return _CONTROL_BUT_LINES.sub("�", text)', "return text",
            ("tests/controller/cli/test_cli_view.py",), breaks="A job cannot send commands to the user's terminal"),
+    Mutant("cp follows the links of a pod", "cli/launch/inside.py", "if member.issym():", "if False:",
+           ("tests/launch/test_inside.py", "-k", "links_of_a_pod"), breaks="A pod cannot write into the files of who copies from it"),
     Mutant("links lead out", "launch/bundle.py", "    if place.is_symlink() and not", "    if False and not",
            ("tests/launch/test_bundle.py",), breaks="A code folder sends only its own files"),
     Mutant("a dashboard of any name", "dashboard/guard.py", "if host_name(asked.host) not in access.hosts:", "if False:", GUARD,

@@ -212,7 +212,7 @@ def write_maze(outside: str) -> io.BytesIO:
 
 
 def test_links_of_a_pod_lead_nowhere(tmp_path: Path) -> None:
-    """The data filter of some versions of Python follows them. What is copied has none: tar writes what they lead to."""
+    """Some versions of Python follow them. What is copied has none: tar writes what they lead to."""
     (tmp_path / "home").mkdir()
     (tmp_path / "in").mkdir()
     with pytest.raises(click.ClickException, match="is a link"):

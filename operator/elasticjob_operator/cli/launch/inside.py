@@ -28,6 +28,7 @@ _NO_STACKS: Final = 4
 _NO_TAR: Final = 5
 _MUST_STAY_FREE: Final = 2**30  # bytes of the temporary directory
 _MOST_HEADER: Final = 2**20  # bytes that an archive may have about one file
+_MOST_TOLD: Final = 256  # characters of a name
 # The rank's process if its environment says RANK=$1, else all workers of the pod with the UID $2: a worker that was
 # forked warm has the environment of its fork server there. py-spy shows them where the image has it, else the stacks
 # that a worker writes to a file on SIGUSR2. Without that file it has no handler, and the signal would kill it.
@@ -263,6 +264,8 @@ def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
             headers = _Headers(archive)
             with tarfile.open(fileobj=headers, mode="r:") as members:  # type: ignore[call-overload]  # it reads no more
                 for member in members:
+                    if member.issym():  # tar has written what it leads to; and not each Python stays below the folder
+                        raise tarfile.ReadError(f"{member.name[:_MOST_TOLD]!r} is a link")
                     headers.begin_file()
                     members.extract(member, folder, filter="data")
                     headers.end_file()
