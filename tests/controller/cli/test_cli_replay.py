@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Self, cast
 
@@ -17,6 +18,7 @@ from elasticjob_operator.cli.root import run
 from elasticjob_operator.client import Change, Client, Job, Line, NotFoundError, Pod
 from elasticjob_operator.client.execute import ExecUnavailableError
 
+MOST_OF_A_LOG = 2**25  # bytes
 HANG = {
     "kind": "RankHung",
     "rank": 1,
@@ -125,6 +127,39 @@ def test_diagnose_tells_what_the_status_and_the_logs_know(
     for text in told:
         assert text in captured.out + captured.err
     assert ("no pod of the job has a report" in captured.err) == (diagnosis is not None and not lines)
+
+
+@pytest.mark.parametrize(
+    ("begin", "line"),
+    [
+        pytest.param("ordinary", "x" * 1000, id="long logs"),
+        pytest.param("elasticjob: hang report of generation 3: rank 1 sleeps", "x" * 20_000, id="a long report"),
+    ],
+)
+def test_diagnose_keeps_nothing_of_a_log_but_its_report(
+    answer_with: Callable[[Replay], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    begin: str,
+    line: str,
+) -> None:
+    """A job may have thousands of pods, whose logs have tens of megabytes each."""
+    client = Replay(Change("ADDED", job(diagnosis=HANG)))
+
+    async def logs(*_: object, **__: object) -> AsyncGenerator[Line]:
+        for number in range(MOST_OF_A_LOG // len(line)):
+            yield Line(pod="digits-worker-1", ranks=range(1, 2), text=f"{number} {line}" if number else begin)
+
+    monkeypatch.setattr(client, "logs", logs)
+    answer_with(client)
+    tracemalloc.start()
+    try:
+        run(["diagnose", "digits"])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(capsys.readouterr().out) < 2**20
+    assert peak < MOST_OF_A_LOG / 8, f"{peak >> 20} MiB"
 
 
 @pytest.mark.parametrize(

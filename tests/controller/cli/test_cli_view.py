@@ -341,6 +341,17 @@ def test_colours_of_a_log_stay_and_its_links_go() -> None:
     assert "evil.example" not in captured.get()
 
 
+def test_a_line_of_nothing_but_colours_is_shown_without() -> None:
+    """A line has at most a megabyte, and each of its colours would take some microseconds."""
+    line = Line("p", range(1), "\x1b[31mred " * 100_000)
+    text = line_text(line, prefix=False, timestamps=False)
+    assert not text.spans
+    out = common.SafeConsole(width=80, force_terminal=True, color_system="standard")
+    with out.capture() as captured:
+        out.print(text)
+    assert "\x1b" not in captured.get()
+
+
 def test_a_progress_bar_in_a_log_is_shown_as_it_ends() -> None:
     assert line_text(Line("p", range(1), "10%\r50%\r100%\r"), prefix=False, timestamps=False).plain == "100%"
 
