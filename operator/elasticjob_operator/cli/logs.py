@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Final
 
 import click
 from rich.style import Style
@@ -14,6 +15,8 @@ from elasticjob_operator.cli.common import target_options, with_client
 from elasticjob_operator.client import Client, Line, diagnosis
 from elasticjob_operator.client.logs import Window, find_window
 from elasticjob_operator.view import details, words
+
+_MOST_COLOURS: Final = 1000  # of a line; those of one with more are not looked at
 
 
 @click.command()
@@ -76,7 +79,7 @@ def diagnose(name: str, generation: int | None) -> None:
 
     async def work(client: Client) -> None:
         job = await client.get(name)
-        found = diagnosis.find_reports(await _read_lines(client, name), generation)
+        found = await _find_reports(client, name, generation)
         told = job.status.diagnosis
         if told is not None:
             common.show(details.diagnosis(told, time.time()))
@@ -100,12 +103,12 @@ async def _find_window(client: Client, name: str, generation: int) -> Window:
     return window
 
 
-async def _read_lines(client: Client, name: str) -> dict[str, list[str]]:
-    """The whole logs, by pod."""
-    lines: dict[str, list[str]] = {}
+async def _find_reports(client: Client, name: str, generation: int | None) -> dict[str, diagnosis.HangReport]:
+    """By pod. Nothing else is kept of the logs."""
+    finders: dict[str, diagnosis.Finder] = {}
     async for line in client.logs(name):
-        lines.setdefault(line.pod, []).append(line.text)
-    return lines
+        finders.setdefault(line.pod, diagnosis.Finder(generation)).read(line.text)
+    return diagnosis.choose_last(finders)
 
 
 async def _show_failure(client: Client, name: str) -> None:
@@ -130,7 +133,7 @@ def line_text(line: Line, *, prefix: bool, timestamps: bool) -> Text:
 def _colours_of(line: str) -> Text:
     """The line as it ends up where a progress bar wrote it over and over, with its colours but without its links."""
     line = line.rstrip("\r").rpartition("\r")[2]
-    if "\x1b" not in line:
+    if not 0 < line.count("\x1b") <= _MOST_COLOURS:
         return Text(line)
     text = Text.from_ansi(line)
     text.spans = [

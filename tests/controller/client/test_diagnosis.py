@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob.channel import hang
-from elasticjob_operator.client.diagnosis import HangReport, find_report, find_reports
+from elasticjob_operator.client.diagnosis import Finder, HangReport, choose_last, find_report
 
 STACK = (
     "rank 0: 17 collectives entered, the last one gloo:all_reduce of [4, 4] Float, number 17\n  File ..., line 7 in f"
@@ -38,5 +38,9 @@ def test_the_report_of_a_log(lines: list[str], generation: int | None, found: Ha
 
 def test_the_reports_of_a_job_are_those_of_its_last_hang() -> None:
     logs = {"w-0": log((3, "a"), (5, "b")), "w-1": log((3, "c")), "w-2": log(), "w-3": log((5, "d"))}
-    assert {pod: one.text for pod, one in find_reports(logs, None).items()} == {"w-0": "b", "w-3": "d"}
-    assert {pod: one.text for pod, one in find_reports(logs, 3).items()} == {"w-0": "a", "w-1": "c"}
+    for generation, texts in ((None, {"w-0": "b", "w-3": "d"}), (3, {"w-0": "a", "w-1": "c"})):
+        finders = {pod: Finder(generation) for pod in logs}
+        for pod, lines in logs.items():
+            for line in lines:
+                finders[pod].read(line)
+        assert {pod: one.text for pod, one in choose_last(finders).items()} == texts
