@@ -84,6 +84,8 @@ class Memory:
         if self._can_go_back:
             further = (one for one in self._extras.values() if _is_optimizer(one))
             self._schedules.keep([self.model_state.optimizer, *further])
+            if isinstance(self.model_state, ReplicatedModelState):
+                self.model_state.note_gradients()
 
     def note_applying(self, optimizer: Any, makes_gradients: bool = False) -> None:
         """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back.
@@ -212,6 +214,7 @@ class Memory:
         `was_ready`: all gradients were present on this rank, but perhaps not on all. Another rank may have applied the
         step, so the state before the step and the state after it are both kept.
         """
+        before = self.committed
         is_applied = self._is_whole(with_skipped=True) if was_skipped else self._knows_usual and self._is_whole()
         if is_applied and was_last_batch and not self._is_applying:
             self._schedules.catch_up()
@@ -236,8 +239,11 @@ class Memory:
         if self._position is not None:
             self.sampler.load_state_dict(self._position)
         generators.restore(self._random)
-        self.model_state.optimizer.zero_grad()
-        self.model_state.model.zero_grad()  # also of parameters that another optimizer has
+        if isinstance(self.model_state, ReplicatedModelState):
+            self.model_state.clear_gradients(is_applied=self.committed > before)
+        else:
+            self.model_state.optimizer.zero_grad()
+            self.model_state.model.zero_grad()
         for extra in self._extras.values():
             _forget_gradients(extra)
 

@@ -221,6 +221,7 @@ class ReplicatedModelState:
         self._module = model
         self._ddp: DistributedDataParallel | None = None
         self._wrapped: list[tuple[torch.nn.Parameter, bool]] = []  # by the DDP; whether each was trainable then
+        self._kept: list[torch.nn.Parameter] = []  # what had a gradient when the step began
         self._is_told = False  # that only one rank can train it
         self._is_told_of_unreduced = False
 
@@ -277,8 +278,10 @@ class ReplicatedModelState:
         return step, clean
 
     def state(self) -> dict[str, Any]:
-        trainable = [name for name, parameter in self._module.named_parameters() if parameter.requires_grad]
-        return {**self.part(), "trainable": trainable}
+        named = list(self._module.named_parameters())
+        trainable = [name for name, parameter in named if parameter.requires_grad]
+        kept = [name for name, parameter in named if parameter.grad is not None]
+        return {**self.part(), "trainable": trainable, "gradients": kept}
 
     def load(self, value: dict[str, Any]) -> None:
         """A joiner's script may be past the point at which those of the others have unfrozen a part of the model."""
@@ -287,6 +290,12 @@ class ReplicatedModelState:
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad is not (name in value["trainable"]):
                 parameter.requires_grad_(name in value["trainable"])
+            if name not in value["gradients"]:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = torch.zeros_like(
+                    parameter
+                )  # with which an optimizer steps, and without one it does not
 
     def part(self) -> dict[str, Any]:
         return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -303,6 +312,24 @@ class ReplicatedModelState:
         if self._ddp is None:
             self._wrap(sync=False)
         return ()
+
+    def note_gradients(self) -> None:
+        """A step begins. What has a gradient now has one that the script keeps as zeros."""
+        if self._options.get("find_unused_parameters"):  # all others get one in each step
+            self._kept = [one for one in self._module.parameters() if one.grad is not None]
+
+    def clear_gradients(self, is_applied: bool) -> None:
+        """Drop those of a broken step, which may have been applied, as the script does between two steps.
+
+        An optimizer steps with zeros, and leaves out what has no gradient.
+        """
+        kept = self._kept
+        if kept and is_applied:
+            kept = [one for one in self._module.parameters() if one.grad is not None]
+        self.optimizer.zero_grad()
+        self.model.zero_grad()  # also of parameters that another optimizer has
+        for one in kept:
+            one.grad = torch.zeros_like(one)
 
     def check_gradients(self) -> None:
         has_run, self.model.has_run = self.model.has_run, False
