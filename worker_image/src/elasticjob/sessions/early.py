@@ -34,7 +34,6 @@ class Place(NamedTuple):
 
     module: torch.nn.Module
     name: str
-    held: Mapping[str, torch.Tensor | None]  # of the module: getattr would take much longer
 
 
 class Early:
@@ -50,6 +49,7 @@ class Early:
                 continue
             (self._modules if isinstance(one, torch.nn.Module) else self._objects).append(one)
         self._still: list[Place] | None = None  # which have not changed early; listed once: that takes milliseconds
+        self._tensors: list[torch.Tensor] = []  # that were there when it was last found out
         self._moving: list[Place] = []  # which have
         self._drawn: set[int] = set()  # of the other objects, by their number
         self._is_known = self._has_passed = False  # which change early, and the model in a step that finds it out
@@ -71,6 +71,8 @@ class Early:
             self._still = [] if self._model is None else list(_list_parameters(self._model))
             for module in self._modules:
                 self._still += [*_list_parameters(module), *_list_buffers(module)]
+        if not self._is_known:
+            self._tensors = _read(self._still)
         self._marks = self._mark()
         with torch.no_grad():
             found = zip(self._moving, _read(self._moving), strict=True)
@@ -110,7 +112,7 @@ class Early:
         with torch.no_grad():
             for place, tensor, before in self._copies:
                 tensor.copy_(before)
-                if place.held.get(place.name) is not tensor:
+                if getattr(place.module, place.name, None) is not tensor:
                     setattr(place.module, place.name, tensor)
         for number in self._drawn & self._states.keys():
             load_state(self._objects[number], self._states[number])
@@ -131,47 +133,45 @@ class Early:
 
     def _compare(self) -> None:
         """With the beginning of the step. What has changed is copied in the next ones."""
-        before, now = self._marks, self._mark()
-        if before is None or before == now:
+        if self._marks is None:
             return
-        changed = {at for one, other in zip(before, now, strict=True) for at in _find_unequal(one, other)}
         places = list(enumerate(self._still or ()))
-        moved = {at for at, place in places if at in changed and not (self._is_applying and _is_trained(place))}
-        self._moving += [place for at, place in places if at in moved]
-        self._still = [place for at, place in places if at not in moved]
-        self._marks = [[one for at, one in enumerate(those) if at not in moved] for those in before]
-        self._is_torn = self._is_torn or bool(moved)
+        present = _read(self._still or ())
+        changed = {at for one, other in zip(self._marks, self._mark(), strict=True) for at in _find_unequal(one, other)}
+        changed |= {at for at, _ in places if present[at] is not self._tensors[at]}
+        moved = {at for at, place in places if at in changed and not (self._is_applying and present[at].requires_grad)}
+        if moved:
+            self._moving += [place for at, place in places if at in moved]
+            self._still = [place for at, place in places if at not in moved]
+            self._tensors = [one for at, one in enumerate(self._tensors) if at not in moved]
+            self._marks = [[one for at, one in enumerate(those) if at not in moved] for those in self._marks]
+            self._is_torn = True
 
     def _mark(self) -> Marks:
         """Of what has not changed early. Whole lists at a time: a model may have a thousand parameters."""
-        tensors = _read(self._still or ())
-        digests = [] if self._is_known else [skeletons.digest(one) for one in tensors]
-        return [list(map(torch.Tensor.data_ptr, tensors)), count_all_changes(tensors), digests]
+        digests = [] if self._is_known else [skeletons.digest(one) for one in self._tensors]
+        return [list(map(torch.Tensor.data_ptr, self._tensors)), count_all_changes(self._tensors), digests]
 
 
 def _find_unequal(before: list[Any], now: list[Any]) -> list[int]:
     return [at for at, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]
 
 
-def _is_trained(place: Place) -> bool:
-    return any(one.requires_grad for one in _read((place,)))
-
-
 def _read(places: Iterable[Place]) -> list[torch.Tensor]:
     """What is there now."""
-    return [_GONE if (one := held.get(name)) is None else one for _, name, held in places]
+    found = [getattr(module, name, None) for module, name in places]
+    return [_GONE if one is None else one for one in found]
 
 
 def _list_parameters(model: torch.nn.Module) -> Iterator[Place]:
     for module in model.modules():
         found = module.named_parameters(recurse=False)
-        yield from (Place(module, name, module._parameters) for name, one in found if not is_lazy(one))
+        yield from (Place(module, name) for name, one in found if not is_lazy(one))
 
 
 def _list_buffers(model: torch.nn.Module) -> Iterator[Place]:
     for module in model.modules():
-        found = module.named_buffers(recurse=False)
-        yield from (Place(module, name, module._buffers) for name, _ in found)
+        yield from (Place(module, name) for name, _ in module.named_buffers(recurse=False))
 
 
 def _find_digest(state: Any) -> tuple[str, list[int]]:
