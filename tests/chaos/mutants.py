@@ -31,6 +31,9 @@ PEERS = ("tests/worker/peers/test_choice.py", "tests/worker/peers/test_lead.py",
 HELD = ("tests/chaos/test_chaos_memory.py", "-k", "moments")
 SUSPENDED = ("tests/chaos/test_chaos_scripts.py", "-k", "suspended_script")
 TUTORIALS = ("tests/chaos/test_chaos_scripts.py", "-k", "tutorials")
+TWO_WRITERS = ("tests/worker/archive/test_histories.py", "-k", "two_agents or about_to_delete")
+IN_PART = ("tests/worker/archive/test_histories.py", "-k", "in_part")
+KEPT = ("tests/worker/archive/test_layout.py", "-k", "kept")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
 CONNECTING = ("tests/worker/protocol/test_connecting.py",)
 OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
@@ -410,6 +413,17 @@ MUTANTS = (
            "isinstance(directive, wire.Regroup) and directive.checkpoint", SUSPENDED, package=RUNTIME),
     Mutant("what a step changes early is not taken back", "sessions/session.py", "        elif not self._early.take_back():\n            self._memory.note_torn()\n",
            "", TUTORIALS, package=RUNTIME),
+    # The archive.
+    Mutant("what the store returns in part is restored", "archive/reading.py",
+           "        if all(digest_of(chunk) == digest for digest, chunk in found.items()):", "        if True:", IN_PART,
+           package=RUNTIME),
+    Mutant("a save that is not whole counts", "archive/garbage.py",
+           "whole += name in self.listed and is_whole(self.saves[name], self.sizes)", "whole += 1", KEPT, package=RUNTIME),
+    Mutant("an old leader goes on", "archive/writing.py", "if any(lead is not None and lead > self._generation",
+           "if False and any(lead", TWO_WRITERS, package=RUNTIME),
+    Mutant("what others delete is built on", "archive/writing.py",
+           "self._told, self._told_names = reading.find_told(self._storage)  # after the claim: see `garbage`",
+           "self._told, self._told_names = Doomed(), []", TWO_WRITERS, package=RUNTIME),
 )  # fmt: skip
 
 

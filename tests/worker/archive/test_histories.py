@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from elasticjob.archive import reading
-from elasticjob.archive.layout import ManifestError, Object, Save, name_save
+from elasticjob.archive.layout import ManifestError, Object, Save, locate, name_save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import NotThereError, Storage, StoreError
 from elasticjob.archive.writing import Leader, OverError, Sender
@@ -239,6 +239,53 @@ def test_an_unchanged_chunk_is_sent_once() -> None:
     drive(leader, sender2, pods, 2, range(1, 2), [])
     fresh = sum(map(len, pods.chunks.values()))
     assert sender.bytes + sender2.bytes <= 1.3 * fresh, "only what comes back after it was deleted is sent again"
+
+
+def make_record(pods: Pods, generation: int, number: int, text: bytes) -> Record:
+    pods.chunks[digest_of(text)] = text
+    return Record(generation, number, {"file": File(len(text), 0o600, (digest_of(text),))})
+
+
+def test_what_an_old_leader_is_about_to_delete_is_sent_again() -> None:
+    """It has looked whether it still leads, and deletes; a new one comes between two of its requests."""
+    rng = random.Random(11)
+    contents, pods = Contents(), Pods(rng)
+    old, sender = begin(contents, pods, rng, 1, 1)
+    new, new_sender = begin(contents, pods, rng, 2, 1)
+    came: list[Save] = []
+
+    def save(leader: Leader, sender: Sender, record: Record) -> Save:
+        def send(shares: Mapping[int, Sequence[Object]]) -> None:
+            for objects in shares.values():
+                sender.send(objects, lambda: False, hurry=True)
+
+        return leader.save(record, record.number, lambda missing: dict.fromkeys(missing, (0,)), send)
+
+    def come() -> None:
+        contents.after_delete = lambda: None
+        came.append(save(new, new_sender, make_record(pods, 2, 1, b"first")))
+
+    contents.after_delete = come
+    for number, text in enumerate((b"first", b"second", b"third"), 1):
+        save(old, sender, make_record(pods, 1, number, text))
+        old.tidy()
+    assert came, "the old one deletes"
+    assert find_whole(contents, pods)[0] == came[0].order
+
+
+def test_what_arrives_in_part_is_damaged() -> None:
+    rng = random.Random(13)
+    contents, pods = Contents(), Pods(rng)
+    leader, sender = begin(contents, pods, rng, 1, 1)
+    drive(leader, sender, pods, 1, [1], [])
+    ((_, save),) = reading.find_saves(connect(FaultyFiles(contents, rng)))
+    storage = connect(FaultyFiles(contents, rng, halves=1.0))
+    for one in save.objects:
+        with pytest.raises(DamagedError):
+            reading.read_object(storage, one)
+    for digest, place in locate(save.objects).items():
+        with pytest.raises(DamagedError):
+            reading.read_chunk(storage, digest, place)
 
 
 @pytest.mark.parametrize("error", [NotThereError, ManifestError])
