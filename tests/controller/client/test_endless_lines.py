@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from controller.api_fixture import kubeconfig
-from elasticjob_operator.client.connection import connect
+from elasticjob_operator.client import Job, logs
+from elasticjob_operator.client.connection import Connection, connect
 from elasticjob_operator.client.logs import MOST_LINE, read_pod
 from elasticjob_operator.client.model import Pod
 
@@ -52,3 +56,29 @@ async def test_of_a_line_without_an_end_its_beginning_is_kept(pieces: int, tmp_p
     assert long == whole if len(whole) < MOST_LINE else long.startswith("begins x") and long.endswith("x…")
     assert len(long) <= MOST_LINE
     assert most < 12_000_000
+
+
+@pytest.mark.parametrize("size", [50, 2**20], ids=["ordinary lines", "lines of a megabyte"])
+async def test_long_lines_that_nobody_takes_are_not_read(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows a log may be slow, and a dashboard has 64 viewers who do."""
+    made = 0
+
+    async def read(*_: object, **__: object) -> AsyncGenerator[tuple[str | None, str]]:
+        nonlocal made
+        for number in range(2000):
+            made += 1
+            yield f"2026-01-01T00:00:00.{number:04d}Z", "x" * size
+
+    async def look() -> tuple[Job | None, list[Pod]]:
+        state = {"name": "w", "state": {"running": {}}}
+        metadata = {"name": "j-worker-0", "uid": "u"}
+        spec = {"containers": [{"name": "w"}]}
+        return None, [Pod({"metadata": metadata, "spec": spec, "status": {"containerStatuses": [state]}})]
+
+    monkeypatch.setattr(logs, "read_pod", read)
+    lines = logs.Merger(cast(Connection, None), "t", look, follow=False, tail=None).lines()
+    assert (await anext(lines)).text == "x" * size
+    for _ in range(3000):
+        await asyncio.sleep(0)
+    assert made * size <= 2**25, f"{made} lines of {size} bytes wait"
+    assert sum([1 async for _ in lines]) == 1999, "and none is lost"
