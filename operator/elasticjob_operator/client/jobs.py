@@ -277,10 +277,12 @@ class Client:
         tail: int | None = None,
         window: logs.Window | None = None,
         most: int | None = None,
+        longest: int = logs.MOST_LINE,
     ) -> AsyncGenerator[logs.Line, None]:
         """The log lines of all ranks, or of the pod that runs one rank.
 
         `window`: only what was written then. `most`: of the first so many pods that have a log.
+        `longest`: bytes of a line; the end of others is cut.
         """
 
         async def look() -> tuple[Job | None, Pods]:
@@ -296,7 +298,8 @@ class Client:
             return job, rules.choose_pods(job, pods, rank, patient=follow)
 
         first = True
-        merger = logs.Merger(self.connection, self._space(namespace), look, follow=follow, tail=tail, window=window)
+        space = self._space(namespace)
+        merger = logs.Merger(self.connection, space, look, follow=follow, tail=tail, window=window, longest=longest)
         async for line in merger.lines():
             first = False
             yield line

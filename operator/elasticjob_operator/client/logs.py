@@ -22,6 +22,8 @@ _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]
 _FRACTION: Final = re.compile(r"\.(\d+)")
 _LOOK_EVERY: Final = 1.0
 MOST_LINE: Final = 2**20  # bytes
+_MOST_WAITING: Final = 2**22  # bytes of lines that nobody has taken yet ...
+_LEAST_WAITING, _MOST_LINES = 8, 1000  # ... and how many
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,23 @@ def _padded(stamp: str) -> tuple[float, str]:
 
 
 async def read_pod(
-    connection: Connection, pod: Pod, namespace: str, *, follow: bool, tail: int | None, since: str | None = None
+    connection: Connection,
+    pod: Pod,
+    namespace: str,
+    *,
+    follow: bool,
+    tail: int | None,
+    since: str | None = None,
+    longest: int = MOST_LINE,
 ) -> AsyncGenerator[tuple[str | None, str], None]:
-    """(timestamp, line) of the log of a pod's trainer container."""
+    """(timestamp, line) of the log of a pod's trainer container. A line of more than `longest` bytes is cut."""
     query = [("container", pod.trainer), ("timestamps", "true")]
     query += [("follow", "true")] if follow else []
     query += [("tailLines", str(tail))] if tail is not None else []
     query += [("sinceTime", since)] if since else []
     path = path_of("v1", "pods", namespace, pod.name, "log")
     request = Request("GET", path, f"logs of pod {pod.name}", tuple(query), accept="*/*")
-    async for line in connection.stream_lines(request, MOST_LINE):
+    async for line in connection.stream_lines(request, longest):
         yield split_stamp(line)
 
 
@@ -98,14 +107,16 @@ class Merger:
         follow: bool,
         tail: int | None,
         window: Window | None = None,
+        longest: int = MOST_LINE,
     ) -> None:
-        self._window = window
+        self._window, self._longest = window, longest
         self._connection = connection
         self._namespace = namespace
         self._look = look
         self._follow = follow
         self._tail = tail
-        self._lines: asyncio.Queue[Line] = asyncio.Queue(maxsize=1000)
+        room = max(_LEAST_WAITING, min(_MOST_LINES, _MOST_WAITING // longest))
+        self._lines: asyncio.Queue[Line] = asyncio.Queue(room)
         self._readers: dict[str, asyncio.Task[None]] = {}  # by pod UID
         self._seen: dict[str, str] = {}
         self._job: Job | None = None
@@ -152,7 +163,11 @@ class Merger:
             tail = self._tail if seen is None else None
             since = seen if seen or self._window is None else format_time(self._window.since)
             reader = read_pod(
-                self._connection, pod, self._namespace, follow=self._follow, tail=tail, since=whole_second(since)
+                *(self._connection, pod, self._namespace),
+                follow=self._follow,
+                tail=tail,
+                since=whole_second(since),
+                longest=self._longest,
             )
             try:
                 async for stamp, text in reader:

@@ -27,7 +27,7 @@ MOST_STREAMS: Final = 64
 MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
 MOST_PODS: Final = 32  # whose logs one stream reads: each is a connection to the API server
 _LOG_TAIL: Final = 1000
-_LOG_WIDTH: Final = 4000
+_LOG_WIDTH: Final = 4000  # characters, of up to four bytes
 _LOG_BATCH: Final = 200
 
 
@@ -115,7 +115,12 @@ class Streams:
         rank = number(request, "rank", -1)
         follow = not job.status.finished
         reader = self._client.logs(
-            job.name, job.namespace, rank=rank if rank >= 0 else None, follow=follow, tail=_LOG_TAIL, most=MOST_PODS
+            *(job.name, job.namespace),
+            rank=rank if rank >= 0 else None,
+            follow=follow,
+            tail=_LOG_TAIL,
+            most=MOST_PODS,
+            longest=4 * _LOG_WIDTH,
         )
         lines: asyncio.Queue[str] = asyncio.Queue(_LOG_BATCH)
 
