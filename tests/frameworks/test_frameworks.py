@@ -56,6 +56,7 @@ ROWS = {
     "dcp-async": Row("dcp_async.py", exact=True),
     "snapshot": Row("snapshot_ddp.py", exact=True),
     "horovod-compat": Row("horovod_compat.py", exact=True),
+    "spark-parquet": Row("spark_parquet.py", exact=True, processes=4, needs=("pyarrow",)),
     # A process of JAX ends itself when it loses the coordinator, which is rank 0.
     "jax": Row("jax_restart.py", exact=True, charged=1, needs=("jax",)),
 }

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from elasticjob.context.setup import World as World
     from elasticjob.context.setup import init as init
     from elasticjob.data.batch_growth import BatchGrowth as BatchGrowth
+    from elasticjob.data.parquet import ParquetDataset as ParquetDataset
     from elasticjob.data.samplers import ElasticDistributedSampler as ElasticDistributedSampler
     from elasticjob.data.samplers import learning_rate_factor as learning_rate_factor
     from elasticjob.data.samplers import scale_learning_rate as scale_learning_rate
@@ -57,6 +58,7 @@ _HOME = {
     "Context": "context.context",
     "current": "context.context",
     "BatchGrowth": "data.batch_growth",
+    "ParquetDataset": "data.parquet",
     "ElasticDistributedSampler": "data.samplers",
     "learning_rate_factor": "data.samplers",
     "scale_learning_rate": "data.samplers",

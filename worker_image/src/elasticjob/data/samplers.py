@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch.utils.data import Sampler
@@ -87,6 +87,17 @@ def split_batch(batch: int, micro_batch: int, rank: int, world_size: int) -> lis
     ]
 
 
+@runtime_checkable
+class Ordered(Protocol):
+    """A dataset that decides in which order its samples are read, such as `ParquetDataset`.
+
+    The samples of each global batch are read in ascending order, so that a rank's are near each other.
+    """
+
+    def epoch_order(self, generator: torch.Generator) -> list[int]:
+        """All indices in the order of an epoch, which depends on nothing but the generator."""
+
+
 class ElasticDistributedSampler(Sampler[list[int]]):
     """A batch sampler that continues where the epoch stopped, whatever the world size was before.
 
@@ -104,11 +115,11 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     `loss_function` returns the mean over its batch. The position advances with the last micro batch of a step: save a
     checkpoint after `optimizer.step()`, inside the loop. A loop without `steps` calls `advance()`.
 
-    `data` is the dataset or its length. Batch sizes are in samples; `micro_batch_size` defaults to a rank's whole
-    share in the present world. `rank` and `world_size` default to the launcher's; in a session they follow its worlds,
-    for each sampler of the script. With `virtual_ranks`, each global batch is divided over this number of virtual
-    ranks, whatever the size of the world (see `VirtualRanks`). Raises ConfigurationError for an empty dataset and for
-    an invalid size or rank.
+    `data` is the dataset, which may decide the order (see `Ordered`), or its length. Batch sizes are in samples;
+    `micro_batch_size` defaults to a rank's whole share in the present world. `rank` and `world_size` default to the
+    launcher's; in a session they follow its worlds, for each sampler of the script. With `virtual_ranks`, each global
+    batch is divided over this number of virtual ranks, whatever the size of the world (see `VirtualRanks`). Raises
+    ConfigurationError for an empty dataset and for an invalid size or rank.
     """
 
     def __init__(
@@ -125,6 +136,7 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         virtual_ranks: int | None = None,
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
+        self._ordered = data if isinstance(data, Ordered) else None
         self._rank, self._world_size = rank, world_size
         self._global_batch_size = self._first_batch_size = global_batch_size
         self.batch_was_set = False  # since: the script lets it grow
@@ -242,6 +254,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         if not self._shuffle:
             return list(range(self._length))
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
+        if self._ordered is not None:
+            return self._ordered.epoch_order(generator)
         return list(torch.randperm(self._length, generator=generator).tolist())
 
     def plan(self) -> Iterator[Micro]:
@@ -274,10 +288,17 @@ class ElasticDistributedSampler(Sampler[list[int]]):
         self.begin_epoch()
         order = self.order()
         self._read, self._read_from = 0, self.used
+        begin, batch = self.used, list[int]()
         for micro in self._plan():
             self._read += 1
+            if not batch:
+                batch = order[begin : begin + micro.batch]
+                if self._ordered is not None:
+                    batch.sort()
             # An empty share loads one sample anyway; its scale is 0.
-            indices = order[micro.start : micro.stop] or [order[0]]
+            indices = batch[micro.start - begin : micro.stop - begin] or batch[:1]
+            if micro.ends_step:
+                begin, batch = begin + micro.batch, []
             if not micro.samples and not self._is_weighted:
                 self._is_weighted = True  # it was told
                 _log.warning(_REPEATS)
