@@ -70,6 +70,7 @@ def find_spec(row: Row, out: Path) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(out / "huggingface"),
         "PATH": f"{BIN}:{os.environ['PATH']}",  # DeepSpeed looks for ninja
+        **{name: os.environ[name] for name in ("PARQUET",) if name in os.environ},  # a folder of real Spark's
     }
     env = [{"name": name, "value": value} for name, value in variables.items()]
     container = {"name": "trainer", "image": "a/b:1", "command": command, "env": env}

@@ -30,7 +30,7 @@ def test_the_wheel_depends_on_websockets_only(wheel: Path) -> None:
         metadata = archive.read(name).decode()
     required = re.findall(r"^Requires-Dist: ([A-Za-z0-9_.-]+)[^;\n]*(;.*extra.*)?$", metadata, re.MULTILINE)
     assert [name for name, extra in required if not extra] == ["websockets"]
-    assert {name for name, extra in required if extra} == {"matplotlib", "s3fs", "gcsfs", "adlfs"}
+    assert {name for name, extra in required if extra} == {"matplotlib", "pyarrow", "numpy", "s3fs", "gcsfs", "adlfs"}
     assert "Requires-Python: >=3.10" in metadata
 
 
@@ -59,7 +59,7 @@ FRAMEWORKS = {
 
 
 def test_nothing_imports_what_is_not_declared() -> None:
-    allowed = {"torch", "websockets", "matplotlib", "elasticjob", *sys.stdlib_module_names}
+    allowed = {"torch", "websockets", "matplotlib", "pyarrow", "elasticjob", *sys.stdlib_module_names}
     allowed.add("fsspec")  # torch brings it
     for path in (REPOSITORY / "worker_image/src/elasticjob").glob("**/*.py"):
         imported = set(re.findall(r"^\s*(?:from|import) ([A-Za-z_0-9]+)", path.read_text(), re.MULTILINE))

@@ -53,14 +53,15 @@ for epoch in range(sampler.epoch, STEPS):
         break
     sampler.set_epoch(epoch)
     for batch in session.batches(loader):
+        before = session.committed
         with session.step():
             loss = torch.nn.functional.mse_loss(session.model(batch["x"]), batch["y"])
             session.backward(loss)
             if session.ends_step:
                 optimizer.step()
                 optimizer.zero_grad()
-                made = session.committed + 2, float(loss.detach()), sampler.epoch, batch["index"].tolist()
-        if session.committed + 1 == made[0]:  # the step was not broken by a loss
+                made = before + 2, float(loss.detach()), sampler.epoch, batch["index"].tolist()
+        if session.committed > before:  # the step was not broken by a loss
             record.step(*made)
         if session.committed + 1 >= STEPS:
             break

@@ -190,7 +190,7 @@ def open_table(where: str | list[str], options: Mapping[str, Any]) -> Any:
             import fsspec
 
             filesystem, path = fsspec.core.url_to_fs(first, **options)
-            paths = path if isinstance(where, str) else [filesystem._strip_protocol(one) for one in where]
+            paths = [fsspec.core.url_to_fs(one, **options)[1] for one in where] if isinstance(where, list) else path
         elif isinstance(where, str) and not Path(where).exists():
             raise ConfigurationError(f"{where}: no such file or folder.")
         return dataset.dataset(paths, format="parquet", partitioning="hive", filesystem=filesystem)
