@@ -142,6 +142,28 @@ def test_a_failure_in_one_line(failure: Failure, told: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        pytest.param(
+            "train.py: error: unrecognized arguments: --local-rank=0", "start the script with torchrun", id="launcher"
+        ),
+        pytest.param("KeyError: 'getpwuid(): uid not found: 1000700000'", "set USER and LOGNAME", id="user"),
+        pytest.param("KeyError: 'getpwnam(): name not found: x'", "", id="name"),
+        pytest.param("PermissionError: [Errno 13] Permission denied: '/.cache'", "set HOME to", id="home"),
+        pytest.param("PermissionError: [Errno 13] Permission denied: '/data/.cache'", "", id="folder"),
+        pytest.param(
+            'exec: "bash": [Errno 7] Argument list too long: b\'/usr/bin/bash\'', "128 KiB", id="devcluster"
+        ),
+        pytest.param('exec: "bash": argument list too long: unknown', "128 KiB", id="runc"),
+    ],
+)
+def test_a_failure_whose_cause_is_in_the_template_names_the_remedy(message: str, remedy: str) -> None:
+    told = report.describe_failure(Failure("p-1", rank=0, exit_code=1, reason="WorkerFailed", message=message))
+    assert message in told
+    assert (remedy in told) if remedy else told.endswith(message)
+
+
+@pytest.mark.parametrize(
     ("pods", "world", "withdrawn", "expected"),
     [
         pytest.param([make_pod(0), make_pod(1)], 2, 0, None, id="all-well"),
