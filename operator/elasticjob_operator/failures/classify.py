@@ -193,14 +193,21 @@ def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) 
     )
 
 
-_LOCAL_RANK = re.compile(r"unrecognized arguments:.* --local[-_]rank")
+_REMEDIES = (
+    (
+        r"unrecognized arguments:.* --local[-_]rank",
+        "torch.distributed.launch passes it: start the script with torchrun, and read LOCAL_RANK",
+    ),
+    (r"getpwuid\(\): uid not found", "the image has no such user: set USER and LOGNAME in the container's env"),
+    (r"Permission denied: '/\.", "set HOME to a folder that this user can write to, in the container's env"),
+    (r"(?i)argument list too long", "Linux takes 128 KiB for an argument or variable: put long texts into a ConfigMap"),
+)
 
 
 def advise(message: str) -> str:
-    """The message, with the remedy for a script that gets an argument of the older launcher."""
-    if not _LOCAL_RANK.search(message):
-        return message
-    return f"{message} (torch.distributed.launch passes it: start the script with torchrun, and read LOCAL_RANK)"
+    """The message, with the remedy if the cause is in the pod's template."""
+    found = (remedy for pattern, remedy in _REMEDIES if re.search(pattern, message))
+    return next((f"{message} ({remedy})" for remedy in found), message)
 
 
 def failure_of_loss(pod: str, node: str, rank: int, why: str) -> Failure:

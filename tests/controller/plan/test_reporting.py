@@ -151,9 +151,7 @@ def test_a_failure_in_one_line(failure: Failure, told: str) -> None:
         pytest.param("KeyError: 'getpwnam(): name not found: x'", "", id="name"),
         pytest.param("PermissionError: [Errno 13] Permission denied: '/.cache'", "set HOME to", id="home"),
         pytest.param("PermissionError: [Errno 13] Permission denied: '/data/.cache'", "", id="folder"),
-        pytest.param(
-            'exec: "bash": [Errno 7] Argument list too long: b\'/usr/bin/bash\'', "128 KiB", id="devcluster"
-        ),
+        pytest.param("exec: \"bash\": [Errno 7] Argument list too long: b'/usr/bin/bash'", "128 KiB", id="devcluster"),
         pytest.param('exec: "bash": argument list too long: unknown', "128 KiB", id="runc"),
     ],
 )
