@@ -97,6 +97,27 @@ def test_a_job_goes_on_in_another_cluster_when_its_own_is_gone(
     assert mine != url, "into a folder of its own"
 
 
+def test_a_job_begins_from_another_one_of_its_namespace(jobs: Jobs, tmp_path: Path) -> None:
+    """It is there first, and waits; then the other one comes, saves, and goes."""
+    store = tmp_path / "store"
+    store.mkdir()
+    spec = make_spec(store)
+    spec["checkpoints"]["from"] = {"job": "digits"}
+    jobs.create("fork", spec)
+    told = jobs.await_condition("fork", "Degraded", timeout=60)
+    assert told["reason"] == "NothingToRestore"
+    assert "there is no ElasticJob digits" in told["message"]
+    assert not jobs.pods("fork")
+    jobs.create("digits", make_spec(store))
+    jobs.await_condition("digits", "CheckpointArchived", timeout=240)
+    url = jobs.status("digits")["archive"]["url"]
+    wait_for(lambda: jobs.status("fork").get("origin"), "the other job has found where it begins", 120, 0.5)
+    assert jobs.status("fork")["origin"] == {"job": "digits", "url": url}
+    assert await_start(jobs, "fork")["step"] > 0, "not anew"
+    jobs.await_condition("fork", "CheckpointArchived", timeout=120)
+    assert jobs.status("fork")["archive"]["url"] != url, "into a folder of its own"
+
+
 def test_a_suspended_job_goes_on_with_what_it_saved_last(jobs: Jobs, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()

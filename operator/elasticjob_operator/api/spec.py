@@ -142,13 +142,34 @@ class Archive(Model):
 class CheckpointOrigin(Model):
     """The save of another job to begin from, where this one has none yet: so a run is forked, or moved."""
 
-    archive: _StoreUrl = Field(
+    archive: _StoreUrl | None = Field(
+        default=None,
         description="The folder of that job, as its condition CheckpointArchived and `kubectl elasticjob checkpoints` "
         "name it. It is only read, with the credentials of checkpoints.archive.",
+    )
+    job: str | None = Field(
+        default=None,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="Instead of archive: the name of that job, in the same namespace. This one waits until it has "
+        "archived the save, and keeps the folder in status.origin when it starts.",
     )
     step: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
         default=None, description="The step of the save. Default: the newest."
     )
+
+    CEL = (
+        (
+            "has(self.archive) != has(self.job)",
+            "checkpoints.from needs either job, a job of this namespace, or archive, the folder of any job",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.archive is None) == (self.job is None):
+            raise ValueError(self.CEL[0][1])
+        return self
 
 
 class Checkpoints(Model):
@@ -186,7 +207,8 @@ class Checkpoints(Model):
     def find_urls(self) -> list[tuple[str, str]]:
         """The stores that are used, with the fields that name them."""
         found = [] if self.archive is None else [("checkpoints.archive.to", self.archive.to)]
-        return found if self.from_ is None else [*found, ("checkpoints.from.archive", self.from_.archive)]
+        origin = None if self.from_ is None else self.from_.archive
+        return found if origin is None else [*found, ("checkpoints.from.archive", origin)]
 
     @model_validator(mode="after")
     def _has_archive(self) -> Self:

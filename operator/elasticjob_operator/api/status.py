@@ -179,6 +179,13 @@ class ArchiveStatus(StatusModel):
     saves: list[ArchivedStatus] = Field(default_factory=list, description="Newest first, at most 16.")
 
 
+class OriginStatus(StatusModel):
+    """Where a job begins that names another one in spec.checkpoints.from.job."""
+
+    job: str = ""
+    url: str = Field(default="", description="The folder of that job in its archive, when this one started.")
+
+
 class ReportStatus(StatusModel):
     """One report of the script."""
 
@@ -341,6 +348,7 @@ class Status(StatusModel):
     restarts: RestartStatus = Field(default_factory=RestartStatus)
     progress: ProgressStatus | None = None
     archive: ArchiveStatus | None = None
+    origin: OriginStatus | None = None
     goodput: GoodputStatus = Field(default_factory=GoodputStatus)
     lost_seconds: LostSeconds | None = Field(default=None, description="goodput.lostSeconds by category.")
     timeline: list[WorldStatus] = Field(default_factory=list, description="The last 50 worlds, oldest first.")

@@ -6,6 +6,7 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.model.observe import Job
 
 ARCHIVED: Final = "Archived"
 TOO_OLD: Final = "AgentTooOld"
@@ -15,6 +16,8 @@ PROBLEMS: Final = frozenset(
     {"StoreUnreachable", "StoreRefused", "ExtraMissing", "NothingToRestore", "NotInTime", "NewerWorld"}
 )
 
+NOTHING: Final = "NothingToRestore"
+MOST_SAVES: Final = 16  # that the status lists
 Finding = tuple[bool, str, str]  # status, reason and message of the condition
 
 
@@ -42,6 +45,29 @@ def describe(told: wire.Checkpoint | None, before: api.ArchiveStatus | None, url
         return before
     saves = [
         api.ArchivedStatus(step=one.step, time=one.time or None, bytes=one.bytes, files=one.files)
-        for one in told.archive.saves[:16]
+        for one in told.archive.saves[:MOST_SAVES]
     ]
     return api.ArchiveStatus(url=url, saves=saves)
+
+
+def find_origin(wanted: api.CheckpointOrigin, name: str, origin: Job | None) -> api.OriginStatus | str:
+    """Where the job of this name begins, by what the job that it names has archived; or why it cannot begin yet."""
+    field, other = "checkpoints.from.job", wanted.job or ""
+    if other == name:
+        return f"{field}: {other} names itself: name the folder of an earlier job in checkpoints.from.archive"
+    if origin is None:
+        return (
+            f"{field}: there is no ElasticJob {other} in this namespace: create it or correct the name. Of a job that "
+            "was deleted, or is in another namespace or cluster, name the folder in checkpoints.from.archive"
+        )
+    archive = origin.status.archive
+    if archive is None or not archive.saves:
+        checkpoints = None if origin.spec is None else origin.spec.checkpoints
+        if checkpoints is None or checkpoints.archive is None:
+            return f"{field}: {other} has no archive: set checkpoints.archive there, or name another job"
+        return f"{field}: {other} has archived nothing yet: wait for its first save, or see its CheckpointArchived"
+    steps = [save.step for save in archive.saves]
+    if wanted.step is not None and wanted.step not in steps and len(steps) < MOST_SAVES:
+        there = ", ".join(str(step) for step in steps if step is not None) or "none with a step"
+        return f"checkpoints.from.step: {other} has no save of step {wanted.step} in its archive, but: {there}"
+    return api.OriginStatus(job=other, url=archive.url)

@@ -19,8 +19,11 @@ from elasticjob_operator.api import bounds, podtemplate
 from elasticjob_operator.model import contradictions, launchers, misspelt, own_size
 from elasticjob_operator.templates import taking
 
-# Status fields that decide who is in the world, what is charged to the budget, and whether the job has finished.
-DECIDING = frozenset({"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce", "template"})
+# Status fields that decide who is in the world, what is charged to the budget, where the job begins, and whether it has
+# finished.
+DECIDING = frozenset(
+    {"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce", "template", "origin"}
+)
 MOST_NAMED = 5  # fields that one warning names
 
 

@@ -135,6 +135,7 @@ class StatusFields(TypedDict, total=False):
     restarts: api.RestartStatus
     progress: api.ProgressStatus | None
     archive: api.ArchiveStatus | None
+    origin: api.OriginStatus | None
     goodput: api.GoodputStatus
     lost_seconds: api.LostSeconds | None
     timeline: list[api.WorldStatus]

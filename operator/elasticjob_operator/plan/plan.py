@@ -24,6 +24,7 @@ from elasticjob_operator.model.reading import Notice
 from elasticjob_operator.model.revise import StatusFields, revise
 from elasticjob_operator.plan import (
     accounting,
+    archiving,
     children,
     ending,
     flapping,
@@ -76,6 +77,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return ending.leave_to_another(seen, job.spec)
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)
+    if (origin := archiving.find_awaited_origin(job)) is not None:
+        return ending.give_back(seen, archiving.take_origin(seen, origin))
     if seen.quota is not None and not seen.quota.is_admitted:
         return ending.wait_for_quota(seen, job.spec)
     if seen.problem and seen.problem[0] == "InvalidTemplate" and status.rendezvous.generation == 0:

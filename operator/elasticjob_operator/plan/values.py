@@ -78,6 +78,7 @@ class Seen:
     suspected_nodes: tuple[str, ...] = ()  # by the jobs of others
     pool: PoolDecision | None = None  # for a job that shares a pool
     template: taking.Found | taking.Refusal | None = None  # for a job that waits for it; None: nobody looked
+    origin: Job | None = None  # the job of checkpoints.from.job, if there is one
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
     said: Mapping[str, tuple[bool, str]] = field(default_factory=dict)  # about pods that wait: see `failures.waiting`
     unresized: tuple[str, str] = ("", "")  # the template that the API server did not resize pods to, and why

@@ -29,6 +29,7 @@ from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model import contests
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.plan import archiving
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
@@ -282,6 +283,7 @@ class Controller:
             suspected_nodes=faulty.suspected,
             pool=self._find_pool_decision(key),
             template=await self._find_template(job) if job.awaited and self._find_template else None,
+            origin=self._find_origin(job),
             problem=loop.problem or loop.trouble or loop.undeleted,
             said=loop.quiet.said,
             unresized=loop.unresized,
@@ -314,6 +316,12 @@ class Controller:
             loop.dirty, loop.woken = True, time.monotonic()
         overdue_at = await loop.overdue.look(self._api, self._cache, pods, job.namespace, now)
         return first(made.wake_at, settled, held_until, look_at, overdue_at, now + told_in if told_in else None)
+
+    def _find_origin(self, job: Job) -> Job | None:
+        """The job that this one waits for, to begin from its archive: one of the same namespace."""
+        wanted = archiving.find_awaited_origin(job)
+        known = None if wanted is None or wanted.job is None else self._cache.jobs.get((job.namespace, wanted.job))
+        return None if known is None else known[0]
 
     async def _plan(self, seen: Seen, loop: _Loop) -> Plan:
         """The plan; of a large job from a thread, to which frozen values go, and from which a frozen value comes.

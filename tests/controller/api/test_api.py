@@ -211,6 +211,15 @@ BAD_ACROSS_FIELDS = [
         "checkpoints.from needs checkpoints.archive: say where this job keeps its own checkpoints",
         id="from-without-archive",
     ),
+    *(
+        pytest.param(
+            spec(checkpoints={"path": "/checkpoints", "archive": {"to": "s3://bucket"}, "from": {"step": 7} | named}),
+            "spec.checkpoints.from",
+            "checkpoints.from needs either job, a job of this namespace, or archive, the folder of any job",
+            id=f"from-{len(named)}",
+        )
+        for named in ({}, {"job": "other", "archive": "s3://bucket/ns/other/uid"})
+    ),
     pytest.param(
         spec(replicas=5, elasticPolicy={"maxReplicas": 4}),
         "spec",

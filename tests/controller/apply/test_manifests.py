@@ -70,6 +70,23 @@ def test_a_checkpoint_directory_and_its_copies_share_one_volume() -> None:
     }
 
 
+def test_a_pod_begins_where_the_other_job_archived_when_this_one_started() -> None:
+    checkpoints = {"path": "/checkpoints", "archive": {"to": "s3://bucket"}, "from": {"job": "other", "step": 7}}
+    spec = make_spec(checkpoints=checkpoints)
+
+    def variables(**origin: str) -> dict[str, Any]:
+        status = api.Status(origin=api.OriginStatus(**origin) if origin else None)
+        found = environment(manifests.build_pod(make_job(spec, status), spec, NewPod(0), SETTINGS))
+        return {name: value for name, value in found.items() if name.startswith("ELASTICJOB_ARCHIVE_FROM")}
+
+    assert variables(job="other", url="s3://bucket/ns/other/uid") == {
+        "ELASTICJOB_ARCHIVE_FROM": "s3://bucket/ns/other/uid",
+        "ELASTICJOB_ARCHIVE_FROM_STEP": "7",
+    }
+    assert variables(job="before", url="s3://bucket/ns/before/uid") == {}
+    assert variables() == {}
+
+
 def test_only_the_kubelet_reads_the_credentials_of_an_archive() -> None:
     archive = {"to": "s3://bucket/runs/", "everySeconds": 60, "keep": 5, "credentialsSecret": "s3"}
     origin = {"archive": "s3://bucket/runs/ns/other/uid", "step": 7}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from controller.builders import make_job, make_spec
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.failures import archives
+from elasticjob_operator.model.observe import Job
 
 URL = "s3://bucket/runs/ns/job/uid"
 SAVED = wire.Archived(step=7, time="2026-11-27T22:00:00Z", bytes=5, files=1)
@@ -45,3 +47,38 @@ def test_the_status_lists_the_saves_and_keeps_them_while_nobody_tells() -> None:
 def test_a_namesake_has_another_folder() -> None:
     folders = {api.names.archive_url("s3://b/x/", "ns", "job", uid) for uid in ("one", "two")}
     assert folders == {"s3://b/x/ns/job/one", "s3://b/x/ns/job/two"}
+
+
+def make_origin(*steps: int | None, **checkpoints: object) -> Job:
+    spec = make_spec(checkpoints={"path": "/checkpoints", **checkpoints}) if checkpoints else make_spec()
+    saves = [api.ArchivedStatus(step=step) for step in steps]
+    return make_job(spec, api.Status(archive=api.ArchiveStatus(url=URL, saves=saves) if saves else None))
+
+
+@pytest.mark.parametrize(
+    ("origin", "step", "expected"),
+    [
+        pytest.param(None, None, "there is no ElasticJob other in this namespace", id="no-job"),
+        pytest.param(make_origin(), None, "other has no archive: set checkpoints.archive", id="no-archive"),
+        pytest.param(make_origin(archive={"to": "s3://bucket"}), None, "other has archived nothing yet", id="no-save"),
+        pytest.param(make_origin(9, 7), 8, "no save of step 8 in its archive, but: 9, 7", id="no-such-step"),
+        pytest.param(make_origin(None), 8, "no save of step 8 in its archive, but: none with a step", id="no-steps"),
+        pytest.param(make_origin(9, 7), None, "", id="the-newest"),
+        pytest.param(make_origin(9, 7), 7, "", id="a-step"),
+        pytest.param(make_origin(*range(16, 0, -1)), 0, "", id="not-all-are-listed"),
+    ],
+)
+def test_where_a_job_begins_that_names_another_one(origin: Job | None, step: int | None, expected: str) -> None:
+    found = archives.find_origin(api.CheckpointOrigin(job="other", step=step), "digits", origin)
+    if expected:
+        assert isinstance(found, str)
+        assert expected in found
+        assert found.startswith("checkpoints.from.")
+    else:
+        assert found == api.OriginStatus(job="other", url=URL)
+
+
+def test_a_job_does_not_begin_with_itself() -> None:
+    found = archives.find_origin(api.CheckpointOrigin(job="digits"), "digits", make_origin(7))
+    assert isinstance(found, str)
+    assert "names itself" in found

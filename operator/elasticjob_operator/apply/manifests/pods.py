@@ -225,13 +225,25 @@ def _add_checkpoints(body: Object, trainer: Object, job: Job, checkpoints: api.C
     trainer["volumeMounts"].append(_part_of(name, names.COPIES_PATH, "copies"))
     if checkpoints.archive is not None:
         url = names.archive_url(checkpoints.archive.to, job.namespace, job.name, job.uid)
-        variables |= _add_archive(body, trainer, url, checkpoints.archive, checkpoints.from_)
+        variables |= _add_archive(body, trainer, url, checkpoints.archive)
+        variables |= _find_origin(job.status, checkpoints.from_)
     _add_environment(trainer, [{"name": name, "value": value} for name, value in variables.items()])
 
 
-def _add_archive(
-    body: Object, trainer: Object, url: str, archive: api.Archive, origin: api.CheckpointOrigin | None
-) -> dict[str, str]:
+def _find_origin(status: api.Status, origin: api.CheckpointOrigin | None) -> dict[str, str]:
+    """The variables of the save of another job to begin from."""
+    if origin is None:
+        return {}
+    url, known = origin.archive, status.origin
+    if known is not None and origin.job is not None and known.job == origin.job:
+        url = known.url
+    if url is None:
+        return {}  # it was named after the job had started
+    step = {} if origin.step is None else {names.ENV_ARCHIVE_FROM_STEP: str(origin.step)}
+    return {names.ENV_ARCHIVE_FROM: url} | step
+
+
+def _add_archive(body: Object, trainer: Object, url: str, archive: api.Archive) -> dict[str, str]:
     """The variables of the archive, and the Secret with its credentials, which only the kubelet reads.
 
     A Secret that is not there holds up no pod: the agent tells that it is missing.
@@ -241,10 +253,6 @@ def _add_archive(
         names.ENV_ARCHIVE_SECONDS: str(archive.every_seconds),
         names.ENV_ARCHIVE_KEEP: str(archive.keep),
     }
-    if origin is not None:
-        variables[names.ENV_ARCHIVE_FROM] = origin.archive
-        if origin.step is not None:
-            variables[names.ENV_ARCHIVE_FROM_STEP] = str(origin.step)
     if archive.credentials_secret is not None:
         secret = {"secretName": archive.credentials_secret, "optional": True, "defaultMode": 0o444}
         mount = {"name": names.VOLUME_ARCHIVE, "mountPath": names.ARCHIVE_PATH, "readOnly": True}
