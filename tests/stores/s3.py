@@ -23,7 +23,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from elasticjob.archive import reading
+from elasticjob.archive import commands, reading
 from elasticjob.archive.layout import ALONE, Object, locate
 from elasticjob.archive.storage import NotThereError, RefusedError, Storage, StoreError
 from elasticjob.archive.writing import Leader, Sender
@@ -137,6 +137,19 @@ def test_a_save_comes_back_whole_and_only_what_changed_is_sent(place: tuple[str,
     }
     assert read == files
     assert len(found) <= 2, "older saves are gone"
+
+
+def test_a_folder_is_pushed_and_pulled(place: tuple[str, Path], tmp_path: Path) -> None:
+    storage = Storage(*place)
+    (tmp_path / "source/step-7").mkdir(parents=True)
+    files = {"step-7/model": random.Random(5).randbytes(5 << 20), "latest": b"step-7"}
+    for path, data in files.items():
+        (tmp_path / "source" / path).write_bytes(data)
+    commands.push(storage, tmp_path / "source", 7)
+    assert commands.pull(storage, tmp_path / "target", 7).step == 7
+    assert {path: (tmp_path / "target" / path).read_bytes() for path in files} == files
+    with pytest.raises(commands.CommandError, match="in use"):
+        commands.push(storage, tmp_path / "source")
 
 
 def test_what_a_store_says_is_told_apart(place: tuple[str, Path], tmp_path: Path) -> None:

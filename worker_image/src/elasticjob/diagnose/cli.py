@@ -1,4 +1,4 @@
-"""The `elasticjob` command: `doctor`, `bench`, `verify` and `version`."""
+"""The `elasticjob` command: `doctor`, `bench`, `verify`, `archive` and `version`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ commands:
   doctor    check this machine, pod or job, and say what to do about what is wrong
   bench     measure the collectives, and the raw limit below them
   verify    run a script in worlds of several sizes, and say whether it trains the same
+  archive   list the saves of an archive, pull one to a folder, push a folder
   version   print the version
 
 `elasticjob COMMAND --help` explains the options. The launcher is `elasticjob-run`.
@@ -35,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from elasticjob.diagnose.verify import main as verify
 
         return verify(given[1:])
+    if command == "archive":
+        from elasticjob.archive.commands import main as archive
+
+        return archive(given[1:])
     if command in ("version", "--version"):
         sys.stdout.write(__version__ + "\n")
         return 0

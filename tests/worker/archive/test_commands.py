@@ -1,0 +1,109 @@
+"""`elasticjob archive`: saves to and from a folder of the user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from elasticjob.archive import commands, layout, reading
+from elasticjob.archive.reading import DamagedError
+from elasticjob.archive.storage import Storage
+from elasticjob.diagnose import cli
+from elasticjob.peers.records import CHUNK_BYTES
+
+pytestmark = pytest.mark.timeout(60)
+
+FILES: Mapping[str, bytes] = {"model.pt": os.urandom(CHUNK_BYTES + 7), "step-7/part": b"small", "step-7/empty": b""}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for path, data in FILES.items():
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).write_bytes(data)
+    (tmp_path / "source" / "latest").symlink_to("step-7")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(f"file://{tmp_path}/store/ns/job/uid")
+
+
+def find_object(tmp_path: Path) -> Path:
+    """The one in which a large chunk is."""
+    objects = (tmp_path / "store/ns/job/uid" / layout.OBJECTS).iterdir()
+    return max(objects, key=lambda path: path.stat().st_size)
+
+
+def test_what_was_pushed_is_pulled(
+    source: Path, storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "new" / "target"
+    assert cli.main(["archive", "push", storage.url, str(source), "--step", "7"]) == 0
+    assert cli.main(["archive", "list", storage.url]) == 0
+    assert cli.main(["archive", "pull", storage.url, str(target)]) == 0
+    assert [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()] == ["step 7"] * 3
+    assert {path: (target / path).read_bytes() for path in FILES} == FILES
+    assert (target / "latest").readlink() == Path("step-7")
+
+
+def test_nothing_is_left_of_a_save_that_is_damaged(source: Path, storage: Storage, tmp_path: Path) -> None:
+    commands.push(storage, source)
+    find_object(tmp_path).write_bytes(bytes(CHUNK_BYTES))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(DamagedError, match="missing or damaged"):
+        commands.pull(storage, tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_nothing_is_written_over(kind: str, source: Path, storage: Storage, tmp_path: Path) -> None:
+    commands.push(storage, source)
+    target = tmp_path / "target"
+    target.mkdir() if kind == "folder" else target.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(commands.CommandError, match="exists"):
+        commands.pull(storage, target)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_step_that_is_not_there_is_said(
+    source: Path, storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.push(storage, source, 7)
+    assert cli.main(["archive", "pull", storage.url, str(tmp_path / "target"), "--step", "8"]) == 1
+    assert "holds no save of step 8" in capsys.readouterr().err
+
+
+def test_a_folder_of_the_store_that_is_in_use_is_refused(source: Path, storage: Storage) -> None:
+    storage.put(f"{layout.LEADS}/{3:010d}", b"")  # a job has begun, and saved nothing yet
+    with pytest.raises(commands.CommandError, match="in use"):
+        commands.push(storage, source)
+    assert not reading.find_saves(storage)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../beside"])
+def test_a_link_out_of_the_folder_is_not_sent(target: str, source: Path, storage: Storage) -> None:
+    (source / "out").symlink_to(target)
+    with pytest.raises(commands.CommandError, match="cannot be archived"):
+        commands.push(storage, source)
+    assert not reading.find_saves(storage)
+
+
+def test_a_file_that_changes_is_not_sent(
+    source: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put = Storage.put
+
+    def change(self: Storage, name: str, data: bytes) -> None:
+        (source / "step-7/part").write_bytes(b"SMALL")
+        (source / "model.pt").write_bytes(bytes(CHUNK_BYTES))
+        put(self, name, data)
+
+    monkeypatch.setattr(Storage, "put", change)
+    assert cli.main(["archive", "push", storage.url, str(source)]) == 1
+    assert "is not in this" in capsys.readouterr().err
+    assert not reading.find_saves(storage)

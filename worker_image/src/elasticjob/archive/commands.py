@@ -1,0 +1,133 @@
+"""`elasticjob archive`: takes a save out of an archive, or puts a folder into one, where no pod is needed for it."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from elasticjob.archive import layout, reading
+from elasticjob.archive.layout import Object, Save
+from elasticjob.archive.reading import DamagedError
+from elasticjob.archive.storage import Storage, StoreError
+from elasticjob.archive.writing import GoneError, Leader, OverError, Sender
+from elasticjob.peers import folder
+from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.records import File, Record
+
+_PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
+
+
+class CommandError(Exception):
+    """What the user asked for cannot be done; the text says why, and what to do."""
+
+
+def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
+    """Write the newest save, or that of a step, to a folder that is not there yet; whole or not at all.
+
+    Every byte is checked. Raises CommandError, DamagedError, OSError and StoreError.
+    """
+    if target.exists() or target.is_symlink():
+        raise CommandError(f"{target} exists: name a folder that does not, nothing is written over")
+    found = reading.find_saves(storage, step, most=1)
+    if not found:
+        what = "no whole save" if step is None else f"no save of step {step}"
+        raise CommandError(f"{storage.url} holds {what}: `elasticjob archive list` shows what is there")
+    ((_, save),) = found
+    places = layout.locate(save.objects)
+
+    @functools.lru_cache(_PACKS)
+    def read_pack(one: Object) -> Mapping[str, bytes]:
+        return reading.read_object(storage, one)
+
+    def fetch(digest: str) -> bytes:
+        place = places[digest]
+        if len(place.object.chunks) == 1:
+            return reading.read_chunk(storage, digest, place)
+        return read_pack(place.object)[digest]
+
+    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    part.mkdir(parents=True)
+    try:
+        for path, file in sorted(save.record.files.items()):
+            folder.restore(part, path, file, fetch)
+        part.rename(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return save
+
+
+def push(storage: Storage, source: Path, step: int | None = None) -> Save:
+    """Send a folder as the only save of an archive, for `checkpoints.from` of a job that is to begin with it.
+
+    Never into the archive of a job, which would take it for the save of a world. Raises CommandError, OSError and
+    StoreError.
+    """
+    if not source.is_dir():
+        raise CommandError(f"{source} is no folder: name the one with the files of the checkpoint")
+    if storage.list(layout.LEADS) or storage.list(layout.SAVES):
+        raise CommandError(f"{storage.url} is in use: name a folder in which there is nothing yet")
+    files: dict[str, File] = {}
+    places: dict[str, tuple[Path, int]] = {}
+    for path in sorted(folder.scan(source)):
+        file = folder.read_file(source / path, source)
+        if file is None:
+            raise CommandError(
+                f"{source / path} cannot be archived: it changes, or is neither a file nor a link inside"
+            )
+        files[path] = file
+        places |= {digest: (source / path, index) for index, digest in enumerate(file.chunks)}
+    if not files:
+        raise CommandError(f"{source} has no files: name the folder with the files of the checkpoint")
+
+    def read(digest: str) -> bytes | None:
+        data = folder.read_chunk(*places[digest])
+        return data if digest_of(data) == digest else None  # it has changed since
+
+    sender = Sender(storage, read, float("inf"))
+
+    def send(shares: Mapping[int, Sequence[Object]]) -> None:
+        sender.send(shares.get(0, ()), lambda: False, hurry=True)
+
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    leader = Leader(storage, "", 0, 1, lambda: now)
+    return leader.save(Record(0, 1, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        "elasticjob archive", description="Take saves out of an archive, or put one there."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    lists = commands.add_parser("list", help="show the saves, newest first")
+    pulls = commands.add_parser("pull", help="write a save to a new folder")
+    pushes = commands.add_parser("push", help="send a folder, for checkpoints.from.archive of a job")
+    for command in (lists, pulls, pushes):
+        command.add_argument("url", help="the folder in the store, as `kubectl elasticjob checkpoints JOB` names it")
+        command.add_argument("--credentials", type=Path, help="a folder with the keys, like a mounted Secret")
+    pulls.add_argument("folder", type=Path, help="must not exist")
+    pushes.add_argument("folder", type=Path)
+    for command in (pulls, pushes):
+        command.add_argument("--step", type=int, help="the step of the save")
+    given = parser.parse_args(arguments)
+    try:
+        storage = Storage(given.url, given.credentials)
+        if given.command == "list":
+            found = [save for _, save in reading.find_saves(storage)]
+        else:
+            found = [(pull if given.command == "pull" else push)(storage, given.folder, given.step)]
+    except (CommandError, DamagedError, GoneError, OverError, StoreError, OSError) as error:
+        sys.stderr.write(f"elasticjob archive: {error}\n")
+        return 1
+    for save in found:
+        step = "unknown step" if save.step is None else f"step {save.step}"
+        sys.stdout.write(f"{step}, {len(save.record.files)} files, {save.total} bytes, {save.time}\n")
+    return 0
