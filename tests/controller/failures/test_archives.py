@@ -82,3 +82,8 @@ def test_a_job_does_not_begin_with_itself() -> None:
     found = archives.find_origin(api.CheckpointOrigin(job="digits"), "digits", make_origin(7))
     assert isinstance(found, str)
     assert "names itself" in found
+
+
+@pytest.mark.parametrize("name", ["digits", "llama-3.1-8b", "a" * 200])
+def test_a_job_of_any_name_may_be_begun_from(name: str) -> None:
+    assert api.CheckpointOrigin(job=name).job == name
