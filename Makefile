@@ -58,6 +58,7 @@ check: setup ## Lint, types, import contracts, generated files, layout, numbers,
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy operator/elasticjob_operator devcluster/elasticjob_devcluster worker_image/src/elasticjob demo
+	@$(BIN)/mypy --python-version 3.10 worker_image/src/elasticjob
 	@$(BIN)/mypy tests benchmarks scripts/*.py
 	@$(BIN)/lint-imports
 	@$(PY) scripts/generate.py --check

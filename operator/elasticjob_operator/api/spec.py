@@ -149,8 +149,8 @@ class CheckpointOrigin(Model):
     )
     job: str | None = Field(
         default=None,
-        max_length=63,
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         description="Instead of archive: the name of that job, in the same namespace. This one waits until it has "
         "archived the save, and keeps the folder in status.origin when it starts.",
     )

@@ -79,7 +79,7 @@ async def _connect(url: str) -> socket.socket:
         try:
             await asyncio.wait_for(loop.sock_connect(connection, address), CONNECT_SECONDS)
             return connection
-        except asyncio.TimeoutError:  # noqa: UP041 - Python 3.10 has one of its own
+        except asyncio.TimeoutError:  # Python 3.10 has one of its own
             problem = OSError(f"no answer from {address[0]} within {CONNECT_SECONDS:g} s")
         except OSError as error:
             problem = error

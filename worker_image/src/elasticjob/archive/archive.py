@@ -378,4 +378,4 @@ def _reader_of(members: Members, rank: int) -> ReadChunk:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 - Python 3.10
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
@@ -96,7 +96,7 @@ def push(storage: Storage, source: Path, step: int | None = None) -> Save:
     def send(shares: Mapping[int, Sequence[Object]]) -> None:
         sender.send(shares.get(0, ()), lambda: False, hurry=True)
 
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     leader = Leader(storage, "", 0, 1, lambda: now)
     return leader.save(Record(0, 1, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
 

@@ -97,7 +97,7 @@ def _walk_group(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_group(error: BaseException) -> bool:
-    return sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup)
+    return sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup)  # noqa: F821
 
 
 def _read_text(value: object) -> str:
