@@ -16,7 +16,6 @@ from elasticjob_operator.model.revise import RendezvousFields, revise
 from elasticjob_operator.plan import archiving, reporting
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
 from elasticjob_operator.sizing import written
-from elasticjob_operator.templates import taking
 from elasticjob_operator.times import format_time, parse_time
 
 _BY_USER = ("Suspended", "runPolicy.suspend is true; no pod is left")
@@ -134,28 +133,6 @@ def refuse(seen: Seen, reason: str, message: str) -> Plan:
     conditions = reporting.with_condition(status.conditions, "Degraded", True, reason, message, seen.now)
     after = revise(status, conditions=conditions, observed_generation=seen.job.generation)
     return Plan(after, reason, events=reporting.describe_changes(status, after, None, seen.now))
-
-
-def take_template(seen: Seen, awaited: taking.Awaited) -> Plan:
-    """Let a job take its template, or wait for it: nothing else happens before, and nothing is lost."""
-    status, now = seen.job.status, seen.now
-    if not awaited.is_ours:
-        return Plan(status, f"managed by {awaited.manager}")
-    if seen.template is None:
-        return Plan(status, "waits for its template")
-    found = seen.template if isinstance(seen.template, taking.Refusal) else taking.take(awaited, seen.template)
-    if isinstance(found, taking.Refusal):
-        conditions = reporting.with_condition(status.conditions, "Degraded", True, found.reason, found.message, now)
-        after = revise(status, phase=api.Phase.PENDING, conditions=conditions, observed_generation=seen.job.generation)
-        since = parse_time(next(c.last_transition_time for c in conditions if c.type == "Degraded")) or now
-        events = reporting.describe_changes(status, after, None, now)
-        return Plan(after, found.reason, events=events, wake_at=now + taking.find_pause(now - since))
-    conditions = status.conditions
-    if status.is_true("Degraded"):
-        conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
-    text = f"took {names.TEMPLATE_KIND} {found.name} of namespace {found.namespace}, generation {found.generation}"
-    after = revise(status, template=found, conditions=conditions)
-    return Plan(after, "took its template", events=(reporting.Event("TemplateTaken", text),))
 
 
 def hold(seen: Seen) -> Plan:

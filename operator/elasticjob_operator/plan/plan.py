@@ -24,7 +24,7 @@ from elasticjob_operator.model.reading import Notice
 from elasticjob_operator.model.revise import StatusFields, revise
 from elasticjob_operator.plan import (
     accounting,
-    archiving,
+    beginning,
     children,
     ending,
     flapping,
@@ -70,15 +70,15 @@ def _plan(seen: Seen, config: Config) -> Plan:
     if job.unread:
         return ending.give_back(seen, ending.hold(seen))
     if job.awaited is not None:
-        return ending.give_back(seen, ending.take_template(seen, job.awaited))
+        return ending.give_back(seen, beginning.take_template(seen, job.awaited))
     if job.spec is None:
         return ending.give_back(seen, ending.refuse(seen, "InvalidSpec", job.problems_text))
     if not job.spec.is_ours:
         return ending.leave_to_another(seen, job.spec)
     if job.spec.run_policy.suspend:
         return ending.suspend(seen, job.spec)
-    if (origin := archiving.find_awaited_origin(job)) is not None:
-        return ending.give_back(seen, archiving.take_origin(seen, origin))
+    if (origin := beginning.find_awaited_origin(job)) is not None:
+        return ending.give_back(seen, beginning.take_origin(seen, origin))
     if seen.quota is not None and not seen.quota.is_admitted:
         return ending.wait_for_quota(seen, job.spec)
     if seen.problem and seen.problem[0] == "InvalidTemplate" and status.rendezvous.generation == 0:

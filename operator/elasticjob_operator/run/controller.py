@@ -29,7 +29,7 @@ from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
 from elasticjob_operator.model import contests
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.plan import archiving
+from elasticjob_operator.plan import beginning
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
@@ -319,7 +319,7 @@ class Controller:
 
     def _find_origin(self, job: Job) -> Job | None:
         """The job that this one waits for, to begin from its archive: one of the same namespace."""
-        wanted = archiving.find_awaited_origin(job)
+        wanted = beginning.find_awaited_origin(job)
         known = None if wanted is None or wanted.job is None else self._cache.jobs.get((job.namespace, wanted.job))
         return None if known is None else known[0]
 

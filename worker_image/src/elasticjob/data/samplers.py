@@ -115,7 +115,8 @@ class ElasticDistributedSampler(Sampler[list[int]]):
     `loss_function` returns the mean over its batch. The position advances with the last micro batch of a step: save a
     checkpoint after `optimizer.step()`, inside the loop. A loop without `steps` calls `advance()`.
 
-    `data` is the dataset, which may decide the order (see `Ordered`), or its length. Batch sizes are in samples;
+    `data` is the dataset or its length. A dataset with `epoch_order(generator)`, as `ParquetDataset`, decides the order
+    of its indices, and those of a global batch are then read in ascending order. Batch sizes are in samples;
     `micro_batch_size` defaults to a rank's whole share in the present world. `rank` and `world_size` default to the
     launcher's; in a session they follow its worlds, for each sampler of the script. With `virtual_ranks`, each global
     batch is divided over this number of virtual ranks, whatever the size of the world (see `VirtualRanks`). Raises
