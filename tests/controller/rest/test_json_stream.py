@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import tracemalloc
+from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from elasticjob_operator import turn
 from elasticjob_operator.kube.reduced_jobs import reduce_line
 from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode, outline_event
 
@@ -120,6 +124,45 @@ async def test_others_have_the_loop_while_a_long_list_is_decoded() -> None:
         turns += 1
     assert len(decoding.result()["items"]) == 90_000
     assert turns > 5
+
+
+SHORT_TEXTS = '"",' * 500_000  # to tell which commas are those of the list takes as long as to parse them
+A_LONG_TEXT = '"' + "[," * 700_000 + '",'
+MANY_BRACKETS = "[]," * 300_000
+A_LONG_WORK = [pytest.param(text, id=text[:4]) for text in (SHORT_TEXTS, A_LONG_TEXT, MANY_BRACKETS)]
+
+
+async def count_turns(work: Coroutine[Any, Any, Any], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Turns of the event loop until the work is done, where a look at the clock takes a millisecond."""
+    monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=lambda now=itertools.count(): next(now) / 1000))
+    task, turns = asyncio.create_task(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+@pytest.mark.parametrize("text", A_LONG_WORK)
+async def test_one_of_any_content_is_looked_through_in_pieces(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not parsed, and to find that out may not take long at a stretch either."""
+    monkeypatch.setattr(turn, "SECONDS", 0.0005)
+    item = '{"metadata":{"name":"x"},"spec":[' + text + "0]}"
+    pieces = len(text) // 2**16
+    in_a_list = decode(('{"items":[' + item + "]}").encode(), reduce=lambda text: None)
+    assert await count_turns(in_a_list, monkeypatch) > pieces
+
+
+async def test_those_who_are_ready_at_once_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten lists of ten tenants that arrive together occupied the event loop for ten times as long as one."""
+    lists, items = 10, 1000
+    data = json.dumps({"items": [{"metadata": {"name": f"p{number}"}} for number in range(items)], "x": LONG}).encode()
+    together = asyncio.gather(*(decode(data) for _ in range(lists)))
+
+    async def work() -> None:
+        await together
+
+    assert await count_turns(work(), monkeypatch) >= lists * items / (1000 * turn.SECONDS + lists + 1)
 
 
 MANY = b",".join(b'"%d":0' % number for number in range(100_000))
