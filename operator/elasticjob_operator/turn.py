@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from typing import Final
 
 SECONDS: Final = 0.01
 
 
-class Turn:
-    """Call `pause` between two pieces of work: it lets others in once `seconds` have passed since it last did."""
+class _Iteration:
+    """Of an event loop. All that is ready is done in one, and shares its time."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._seconds = seconds
-        self._since = time.monotonic()
+    def __init__(self) -> None:
+        self._began = float("-inf")  # of one that was long ago nobody knows what the present one has done
+        self._is_ending = False
 
-    async def pause(self) -> None:
-        if time.monotonic() - self._since >= self._seconds:
-            await asyncio.sleep(0)
-            self._since = time.monotonic()
+    def is_long(self, loop: asyncio.AbstractEventLoop) -> bool:
+        if not self._is_ending:
+            self._is_ending = True
+            loop.call_soon(self._next)
+        return time.monotonic() - self._began >= SECONDS
+
+    def _next(self) -> None:
+        self._began, self._is_ending = time.monotonic(), False
+
+
+_iterations: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Iteration] = weakref.WeakKeyDictionary()
+
+
+async def pause() -> None:
+    """Await this between two pieces of work: others are let in once SECONDS have passed in this turn of the event loop.
+
+    It does not matter whose work it was: ten tasks that are ready have these SECONDS together, and a piece each.
+    """
+    loop = asyncio.get_running_loop()
+    iteration = _iterations.get(loop)
+    if iteration is None:
+        iteration = _iterations[loop] = _Iteration()
+    if iteration.is_long(loop):
+        await asyncio.sleep(0)
 
 
 class Line:

@@ -34,7 +34,6 @@ from elasticjob_operator.rest.json_stream import (
 )
 from elasticjob_operator.rest.request import JSON, Query, Request, namespace_of, resource_name
 from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Transport
-from elasticjob_operator.turn import Turn
 
 # Limit for a response and for a watch event. Objects may have 1.5 MB, and in JSON each byte may become six.
 LARGEST_BYTES = 2**24
@@ -186,13 +185,11 @@ class Api:
                     data = await _read(response, request.title)
                     raise decode_error(response.status, data, response.headers.get("Retry-After"))
                 opened()
-                turn = Turn()
                 with contextlib.suppress(aiohttp.SocketTimeoutError):  # an idle watch ends normally
                     async for chunk in response.content.iter_any():
                         self.heard = time.monotonic()
-                        for event in lines.feed(chunk):
+                        async for event in lines.feed(chunk):
                             yield event
-                            await turn.pause()  # a megabyte of events may have arrived together
             finally:
                 response.close()
         except NO_ANSWER as error:

@@ -20,7 +20,6 @@ import kopf
 from elasticjob_operator.kube.client import LARGEST_BYTES
 from elasticjob_operator.kube.reduced_jobs import reduce_item, reduce_line
 from elasticjob_operator.rest.json_stream import Lines, Unreadable, decode
-from elasticjob_operator.turn import Turn
 
 Skip = Callable[[Unreadable], object]
 FEWEST: Final = 5  # jobs of a first page: they may be large, and kopf holds all of them
@@ -39,14 +38,13 @@ class _Content:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        lines, turn = Lines(LARGEST_BYTES, reduce_line), Turn()
+        lines = Lines(LARGEST_BYTES, reduce_line)
         async for chunk in self._content.iter_chunked(size):
-            for line in lines.split(chunk):
+            async for line in lines.split(chunk):
                 if isinstance(line, Unreadable):
                     self._skip(line)
                 else:
                     yield line + b"\n"
-                await turn.pause()
 
 
 class Pages:

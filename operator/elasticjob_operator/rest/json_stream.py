@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator.turn import Turn
+from elasticjob_operator import turn
 
 # The API server takes values that are nested 10,000 deep. They must be read before they can be refused by name.
 DEEPEST_JSON = 12_000  # for sys.setrecursionlimit
@@ -23,10 +23,12 @@ SMALL = 2**14  # characters: the end of a longer item of a list is found before 
 # Of one object, in commas, brackets and decimal points: a job of 5,000 members with the largest template has 65,000.
 MOST_VALUES = 75_000
 TOO_MANY = f"more than {MOST_VALUES} values"
+PIECE = 2**16  # characters that are looked through at a time
 
 HEAD_BYTES = 4096  # the start of an unreadable line, which contains the object's name if it comes first
 _NAME = re.compile(rb'"name":"([a-z0-9.:-]{1,253})"')
-_TO_BRACKET = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+([{}\[\]])')
+_BETWEEN = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")++')
+_BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 _BRACKETS_A_TURN = 4096
 _WHITE = re.compile(r"[ \t\n\r]*")
 _NAMESPACE = re.compile(rb'"namespace":"([a-z0-9-]{1,63})"')
@@ -63,18 +65,22 @@ class Lines:
         self._head = b""
         self._size = 0
 
-    def feed(self, chunk: bytes) -> Iterator[Any | Unreadable]:
+    async def feed(self, chunk: bytes) -> AsyncIterator[Any | Unreadable]:
         """The value of each line that ends in this chunk. An incomplete line at the end of a stream is ignored."""
-        for line in self.split(chunk):
+        async for line in self.split(chunk):
             yield line if isinstance(line, Unreadable) else _decode_line(line)
 
-    def split(self, chunk: bytes) -> Iterator[bytes | Unreadable]:
-        """The lines that end in this chunk, without those that are too long, or would take long to decode."""
+    async def split(self, chunk: bytes) -> AsyncIterator[bytes | Unreadable]:
+        """The lines that end in this chunk, without those that are too long, or would take long to decode.
+
+        Between two of them, and within a long one, the event loop can run.
+        """
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             self._add(end)
             if self._size:
-                yield self._take()
+                yield await self._take()
+                await turn.pause()
         self._add(rest)
 
     def _add(self, part: bytes) -> None:
@@ -85,13 +91,13 @@ class Lines:
             self._head = self._head or b"".join((*self._parts, part))[:HEAD_BYTES]
             self._parts.clear()
 
-    def _take(self) -> bytes | Unreadable:
+    async def _take(self) -> bytes | Unreadable:
         line, size, head = b"".join(self._parts), self._size, self._head
         self._parts, self._size, self._head = [], 0, b""
         if size > self._longest:
             return bury(head) or Unreadable(find_name(head), f"{size} bytes, which is more than {self._longest}")
         is_suspect = size > LARGE_BYTES and _count_marks(line) > MOST_VALUES
-        if is_suspect and has_too_many_values(text := line.decode(errors="replace")):
+        if is_suspect and await _take_long(text := line.decode(errors="replace")):
             return self._reduce(text) or bury(line) or Unreadable(find_name(line), TOO_MANY)
         return line
 
@@ -167,10 +173,31 @@ def outline_event(line: str) -> bytes | None:
 
 def has_too_many_values(text: str) -> bool:
     """Whether parsing it takes long. What is inside of its texts costs little, and is left out where it matters."""
+    return any(_look_through(text))
+
+
+async def _take_long(text: str) -> bool:
+    """The same, with turns for others: to look through a megabyte takes as long as to parse it."""
+    for is_too_much in _look_through(text):
+        if is_too_much:
+            return True
+        await turn.pause()
+    return False
+
+
+def _look_through(text: str) -> Iterator[bool]:
+    """Whether it has too many values, piece by piece: nothing is looked at after the first True."""
     if _count_values(text) <= MOST_VALUES:
-        return False
-    parts = text.replace(r"\\", "").replace(r"\"", "").split('"')
-    return _count_values("".join(parts[::2])) > MOST_VALUES
+        return
+    for escaped in (r"\\", r"\""):
+        yield False
+        text = text.replace(escaped, "")
+    count, outside = 0, 0  # which of the parts between quotation marks are outside of texts: the even or the odd ones
+    for begin in range(0, len(text), PIECE):
+        parts = text[begin : begin + PIECE].split('"')
+        count += _count_values("".join(parts[outside::2]))
+        yield count > MOST_VALUES
+        outside = (outside + len(parts) - 1) % 2
 
 
 def _count_marks(line: bytes) -> int:
@@ -204,7 +231,7 @@ class _Reader:
         self._at = 0
         self.skip()
 
-    async def item(self, turn: Turn) -> Any:
+    async def item(self) -> Any:
         """The next value. Raises ValueError, also for one of too many values, or RecursionError."""
         begin, some = self._at, self._text[self._at : self._at + SMALL]
         try:
@@ -215,28 +242,38 @@ class _Reader:
             self._at += size
             self.skip()
             return value
-        end = await self._find_end(turn)
+        end = await self._find_end()
         await turn.pause()
         text = self._text[begin:end]
-        if end - begin > LARGE_BYTES and has_too_many_values(text):
+        if end - begin > LARGE_BYTES and await _take_long(text):
             self._at = end
             self.skip()
-            raise TooManyError(_read_utf8(text))
+            text = _read_utf8(text)
+            await turn.pause()
+            raise TooManyError(text)
         await turn.pause()
         return self.value() if text.isascii() else self._value_of(_read_utf8(text), end)
 
-    async def _find_end(self, turn: Turn) -> int:
+    async def _find_end(self) -> int:
         """The end of an object or a list; of anything else, and where there is none, what `value` makes an error of."""
-        at, depth, count = self._at, 0, 0
-        while found := _TO_BRACKET.match(self._text, at):
-            at = found.end()
-            depth += 1 if found[1] in "{[" else -1
-            if depth <= 0:
-                break
-            count += 1
-            if count % _BRACKETS_A_TURN == 0:
-                await turn.pause()
-        return at
+        end = at = self._at
+        depth, count, size = 0, 0, PIECE
+        while at < len(self._text) and size < 2 * len(self._text):
+            between = _BETWEEN.match(self._text, at, at + size)
+            at, before = between.end() if between else at, at
+            mark = self._text[at : at + 1]
+            if mark in _BRACKETS:
+                end = at = at + 1
+                depth += _BRACKETS[mark]
+                if depth <= 0:
+                    break
+                count += 1
+                if count % _BRACKETS_A_TURN:
+                    continue
+            else:
+                size = 2 * size if at == before else PIECE  # a text may be longer than a piece
+            await turn.pause()
+        return end
 
     def skip(self) -> None:
         found = _WHITE.match(self._text, self._at)
@@ -314,7 +351,6 @@ async def decode(
         return await _convert(json.loads(data), take, head)
     await asyncio.sleep(0)  # to make text of a long response takes long
     value: dict[str, Any] = {}
-    turn = Turn()
     for _ in reader.members("}"):
         name = reader.value()
         reader.expect(":")
@@ -322,7 +358,7 @@ async def decode(
             value[name] = await _decode_items(reader, take, reduce)
             continue
         try:
-            value[name] = await reader.item(turn)
+            value[name] = await reader.item()
         except TooManyError:
             if reduce is None:
                 raise
@@ -344,10 +380,10 @@ async def _convert(value: Any, take: Take, head: Head) -> Any:
 
 
 async def _decode_items(reader: _Reader, take: Take, reduce: Callable[[str], Any] | None) -> list[Any]:
-    items, turn = [], Turn()
+    items = []
     for _ in reader.members("]"):
         try:
-            item = await reader.item(turn)
+            item = await reader.item()
         except TooManyError as error:
             if reduce is None:
                 raise

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from elasticjob_operator import text
+from elasticjob_operator import text, turn
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import deletions, refusals
@@ -42,7 +42,6 @@ from elasticjob_operator.run.overdue_pods import OverduePods
 from elasticjob_operator.run.quiet_pods import QuietPods
 from elasticjob_operator.sizing.values import PoolDecision
 from elasticjob_operator.templates import taking
-from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ class Controller:
         self._clock = clock or api.clock
         self._slots = Slots(parallel, share=(parallel + 1) // 2)
         self._loops: dict[JobKey, _Loop] = {}
-        self._order, self._turn = Slots(1), Turn()
+        self._order = Slots(1)
         self._threads = Threads("plan")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asleep: dict[JobKey, None] = {}  # those that `wake_all` has still to wake, in order
@@ -164,7 +163,6 @@ class Controller:
 
     async def _wake_asleep(self) -> None:
         """Ten thousand jobs are ten thousand tasks: others have the loop in between."""
-        turn = Turn()
         while self._asleep:
             key = next(iter(self._asleep))
             del self._asleep[key]
@@ -205,7 +203,7 @@ class Controller:
                 try:
                     await self._order.acquire(key)  # jobs that are woken together let others have the loop in between
                     try:
-                        await self._turn.pause()
+                        await turn.pause()
                     finally:
                         self._order.release(key)
                     await self._try_pass(key, loop)

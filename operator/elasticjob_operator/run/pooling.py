@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, turn
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub.server import Hub
@@ -35,7 +35,6 @@ from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.sizing.values import PoolDecision
-from elasticjob_operator.turn import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,6 @@ class PoolLoop:
     async def _has_changed(self) -> bool:
         """Whether a round would see something else of the jobs that were noticed since the last look."""
         noticed, self._noticed = self._noticed, set()
-        turn = Turn()
         for key in noticed:
             found, memory = self._find_sharing(key), self._memories.get(key)
             mark = self._mark(found[0]) if found is not None else ()
@@ -150,7 +148,6 @@ class PoolLoop:
             await self._list_others()
             self._held_at = now
         groups: dict[str, list[rounds.PooledJob]] = {}
-        turn = Turn()
         for key, (job, spec) in sharing.items():
             memory = self._remember(job, now)
             memory.mark = self._mark(job)
@@ -227,7 +224,7 @@ class PoolLoop:
 
     async def _note_leaving(self, now: float) -> None:
         """Note since when pods are on their way out. What a job has given up is free in a moment, if its pods end."""
-        before, self._leaving, turn = self._leaving, {}, Turn()
+        before, self._leaving = self._leaving, {}
         for key in self._cache.keys_of_pods():
             for pod in self._cache.pods(key):
                 if pod.deleting is not None or pod.lingers:
@@ -240,7 +237,7 @@ class PoolLoop:
 
         `sharing`: the UIDs of the jobs that share the pool.
         """
-        held, turn = Counter(self._held.get(pool.name, {})), Turn()
+        held = Counter(self._held.get(pool.name, {}))
         for key in self._cache.keys_of_pods():
             for pod in self._cache.pods(key):
                 stays = now - self._leaving.get(pod.uid, now) > LINGER_SECONDS

@@ -14,10 +14,14 @@ import pytest
 
 from elasticjob_operator import turn
 from elasticjob_operator.kube.reduced_jobs import reduce_line
-from elasticjob_operator.rest.json_stream import LARGE_BYTES, Lines, Unreadable, decode, outline_event
+from elasticjob_operator.rest.json_stream import LARGE_BYTES, PIECE, Lines, Unreadable, decode, outline_event
 
 DEEP = b"[" * 70_000 + b"]" * 70_000
 NAMED = b'{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"big","namespace":"t2","labels":{"name":"x"}}'
+
+
+async def read(lines: Lines, *chunks: bytes) -> list[Any]:
+    return [value for chunk in chunks async for value in lines.feed(chunk)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
@@ -38,14 +42,12 @@ NAMED = b'{"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"name":"big",
         ),
     ],
 )
-def test_what_is_told(stream: bytes, told: list[object], size: int) -> None:
-    lines = Lines(119)
-    found = [v for i in range(0, len(stream), size) for v in lines.feed(stream[i : i + size])]
-    assert found == told
+async def test_what_is_told(stream: bytes, told: list[object], size: int) -> None:
+    assert await read(Lines(119), *(stream[i : i + size] for i in range(0, len(stream), size))) == told
 
 
-def test_one_that_is_too_deep() -> None:
-    assert list(Lines(2**20).feed(DEEP + b"\n1\n")) == [Unreadable("", "no JSON that can be read: RecursionError"), 1]
+async def test_one_that_is_too_deep() -> None:
+    assert await read(Lines(2**20), DEEP + b"\n1\n") == [Unreadable("", "no JSON that can be read: RecursionError"), 1]
 
 
 LONG = "x" * LARGE_BYTES
@@ -132,9 +134,12 @@ MANY_BRACKETS = "[]," * 300_000
 A_LONG_WORK = [pytest.param(text, id=text[:4]) for text in (SHORT_TEXTS, A_LONG_TEXT, MANY_BRACKETS)]
 
 
+TICKS = itertools.count()
+
+
 async def count_turns(work: Coroutine[Any, Any, Any], monkeypatch: pytest.MonkeyPatch) -> int:
     """Turns of the event loop until the work is done, where a look at the clock takes a millisecond."""
-    monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=lambda now=itertools.count(): next(now) / 1000))
+    monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=lambda: next(TICKS) / 1000))
     task, turns = asyncio.create_task(work), 0
     while not task.done():
         await asyncio.sleep(0)
@@ -148,9 +153,12 @@ async def test_one_of_any_content_is_looked_through_in_pieces(text: str, monkeyp
     """It is not parsed, and to find that out may not take long at a stretch either."""
     monkeypatch.setattr(turn, "SECONDS", 0.0005)
     item = '{"metadata":{"name":"x"},"spec":[' + text + "0]}"
-    pieces = len(text) // 2**16
+    pieces = len(text) // PIECE
     in_a_list = decode(('{"items":[' + item + "]}").encode(), reduce=lambda text: None)
     assert await count_turns(in_a_list, monkeypatch) > pieces
+    if text != A_LONG_TEXT:  # which is parsed at once, in a few milliseconds
+        line = ('{"type":"ADDED","object":' + item + "}\n").encode()
+        assert await count_turns(read(Lines(2**24), line), monkeypatch) > 4
 
 
 async def test_those_who_are_ready_at_once_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,33 +179,33 @@ MEMBER = {"pod": "job-worker-1234", "rank": 1, "uid": "u" * 36, "address": "10.0
 LARGEST_JOB = json.dumps({"status": {"members": [MEMBER] * 5_000}, "spec": [{"name": "x"}] * 10_000}).encode()
 
 
-def test_one_of_many_values_is_not_parsed() -> None:
+async def test_one_of_many_values_is_not_parsed() -> None:
     """A megabyte of short keys would occupy the event loop for longer than anything else that a tenant can write."""
     line = NAMED + b',"data":{' + MANY + b"}}}\n"
-    assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
+    assert await read(Lines(2**21), line + b"1\n") == [Unreadable("t2/big", "more than 75000 values"), 1]
 
 
-def test_numbers_with_a_fraction_count_more() -> None:
+async def test_numbers_with_a_fraction_count_more() -> None:
     """One of seventeen digits takes three times as long as a short key. Those within texts are none."""
     numbers = b"1.2345678901234567e-300," * 60_000 + b"0"
     line = NAMED + b',"data":[' + numbers + b"]}}\n"
-    assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
+    assert await read(Lines(2**21), line + b"1\n") == [Unreadable("t2/big", "more than 75000 values"), 1]
     text = NAMED + b',"data":["' + numbers + b'"]}}\n'
-    assert list(Lines(2**21).feed(text)) == [json.loads(text)]
+    assert await read(Lines(2**21), text) == [json.loads(text)]
 
 
-def test_an_object_whose_labels_are_too_many_is_named_by_what_comes_after_them() -> None:
+async def test_an_object_whose_labels_are_too_many_is_named_by_what_comes_after_them() -> None:
     """The API server sorts the metadata of a job. Labels that look like its name are not taken for it."""
     labels = {f"l{number}": "" for number in range(80_000)} | {"name": "liar", "namespace": "other"}
     metadata = {"labels": labels, "name": "big", "namespace": "t2", "resourceVersion": "7", "uid": "u"}
     event = {"type": "ADDED", "object": {"kind": "ElasticJob", "metadata": metadata, "spec": {"replicas": 1}}}
     line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
-    assert list(Lines(2**21).feed(line + b"1\n")) == [Unreadable("t2/big", "more than 75000 values"), 1]
+    assert await read(Lines(2**21), line + b"1\n") == [Unreadable("t2/big", "more than 75000 values"), 1]
 
 
 @pytest.mark.parametrize("line", [FULL_OF_COMMAS, LARGEST_JOB], ids=["a text is one value", "the largest job"])
-def test_one_of_many_bytes_is_parsed(line: bytes) -> None:
-    assert list(Lines(2**22).feed(line + b"\n")) == [json.loads(line)]
+async def test_one_of_many_bytes_is_parsed(line: bytes) -> None:
+    assert await read(Lines(2**22), line + b"\n") == [json.loads(line)]
 
 
 async def test_one_of_many_values_makes_its_page_unreadable() -> None:
@@ -279,20 +287,20 @@ OF_A_JOB = {
         pytest.param(OF_A_JOB, outline_event, False, id="a job, as we read pods"),
     ],
 )
-def test_the_deletion_of_one_that_cannot_be_read_is_told(thing: Any, reduce: Any, is_known: bool) -> None:
+async def test_the_deletion_of_one_that_cannot_be_read_is_told(thing: Any, reduce: Any, is_known: bool) -> None:
     """Otherwise a tenant fills the memory with jobs that are gone, and holds devices with pods that are."""
 
-    def read(kind: str) -> list[Any]:
+    async def find(kind: str) -> list[Any]:
         line = json.dumps({"type": kind, "object": thing}, separators=(",", ":")).encode() + b"\n"
-        found = [one if isinstance(one, Unreadable) else json.loads(one) for one in Lines(2**22, reduce).split(line)]
+        found = await read(Lines(2**22, reduce), line)
         return [one if isinstance(one, Unreadable) else (one["type"], one["object"]["metadata"]) for one in found]
 
     identity = IDENTITY | ({"resourceVersion": "7"} if is_known else {})
-    assert read("DELETED") == [("DELETED", identity)]
+    assert await find("DELETED") == [("DELETED", identity)]
     unreadable = Unreadable("t2/big", "more than 75000 values")
-    assert read("MODIFIED") == [("MODIFIED", identity) if is_known else unreadable]
+    assert await find("MODIFIED") == [("MODIFIED", identity) if is_known else unreadable]
 
 
-def test_the_deletion_of_one_of_any_size_is_told() -> None:
+async def test_the_deletion_of_one_of_any_size_is_told() -> None:
     line = json.dumps({"type": "DELETED", "object": OF_A_POD}, separators=(",", ":")).encode() + b"\n"
-    assert list(Lines(10_000).feed(line)) == [{"type": "DELETED", "object": {"metadata": IDENTITY}}]
+    assert await read(Lines(10_000), line) == [{"type": "DELETED", "object": {"metadata": IDENTITY}}]

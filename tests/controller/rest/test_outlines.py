@@ -80,7 +80,7 @@ def test_of_a_spec_of_too_many_values_nothing_is_read() -> None:
     assert outline(write(raw)) == {"metadata": IDENTITY, "status": STATUS}
 
 
-def test_a_pod_that_became_unreadable_holds_its_devices_until_it_has_ended() -> None:
+async def test_a_pod_that_became_unreadable_holds_its_devices_until_it_has_ended() -> None:
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "j", "uid": "ju", "controller": True}
     ours = {
         names.LABEL_JOB: "j",
@@ -96,9 +96,8 @@ def test_a_pod_that_became_unreadable_holds_its_devices_until_it_has_ended() -> 
         raw = make_pod(
             name=names.pod_name("j", 0), resourceVersion=str(version), labels=labels, ownerReferences=[owner]
         )
-        (event,) = Lines(2**24, outline_event).feed(
-            write({"type": "MODIFIED", "object": raw | {"status": status}}).encode() + b"\n"
-        )
+        line = write({"type": "MODIFIED", "object": raw | {"status": status}}).encode() + b"\n"
+        (event,) = [event async for event in Lines(2**24, outline_event).feed(line)]
         assert isinstance(event, dict)
         cache.apply_pod(event["type"], event["object"])
         assert all(capacity.count_held(pod, GPU) == 8 for pod in cache.pods(("t", "j")))
