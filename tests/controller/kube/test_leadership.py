@@ -14,6 +14,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.kube.client import Api, NotLeadingError
+from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.kube.leadership import Leadership
 from elasticjob_operator.kube.lease import Election, Sighting, Timing, is_free
 
@@ -225,6 +226,28 @@ async def test_a_stranger_that_touches_the_lease_takes_nothing(tmp_path: Path) -
         await until(lambda: holding.done() or server.version >= touched + 3)
         assert not holding.done() and api.leadership.is_held
         holding.cancel()
+
+
+async def test_it_waits_for_no_other_request(tmp_path: Path) -> None:
+    """The API server answers nothing but the Lease, and tenants' urgent writes hold all places for requests."""
+    server = Server()
+    busy = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/leases" not in request.path:
+            busy.set()
+            await asyncio.sleep(60)
+        return await server.answer(request)
+
+    async with answering(answer, tmp_path, parallel=2) as api:
+        api.leadership.lend(math.inf)
+        path = "/api/v1/namespaces/t/pods/p"
+        writes = [asyncio.create_task(api.request("DELETE", path, {}, urgency=Urgency.NOW)) for _ in range(4)]
+        await busy.wait()
+        _, holding = await lead(api)
+        assert not any(one.done() for one in writes)
+        for task in (holding, *writes):
+            task.cancel()
 
 
 async def test_a_silent_api_server_ends_it_in_time(tmp_path: Path) -> None:
