@@ -107,13 +107,15 @@ class Api:
         query: Query = (),
         content_type: str = JSON,
         timeout: float | None = None,
-        urgency: Urgency = Urgency.NORMAL,
+        urgency: Urgency | None = Urgency.NORMAL,
         accept: str = JSON,
         job: str = "",
         most_bytes: int = MOST_OBJECT_BYTES,
         reduce: Callable[[str], Any] | None = None,
     ) -> Any:
         """Send a request and decode the response. `job` is the owner of the request for fair queueing.
+
+        Without `urgency` it waits for no other request: for what is small, and sent one at a time.
 
         Raises ApiError for an error response, or if there is none within `timeout` seconds.
         Raises UnreadableError if the response is larger than `most_bytes`, not JSON, or has too many values: see
@@ -138,7 +140,10 @@ class Api:
             return await self._ask(Request("GET", path, query=query, accept=accept), None, LARGEST_BYTES)
 
     @contextlib.asynccontextmanager
-    async def _slot(self, owner: Owner, urgency: Urgency) -> AsyncIterator[None]:
+    async def _slot(self, owner: Owner, urgency: Urgency | None) -> AsyncIterator[None]:
+        if urgency is None:
+            yield
+            return
         await self._slots.acquire(owner, urgency)
         try:
             yield

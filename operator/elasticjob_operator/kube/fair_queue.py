@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Urgency(IntEnum):
     """The priority of a request when more requests wait than may run."""
 
-    NOW = 0  # others wait for it: the Lease, the status of a job that has a world, deletions
+    NOW = 0  # others wait for it: the status of a job that has a world, deletions
     NORMAL = 1
     LATER = 2  # nothing waits for it
 

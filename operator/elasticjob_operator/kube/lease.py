@@ -18,10 +18,10 @@ from typing import Any
 
 from elasticjob_operator import numerals
 from elasticjob_operator.kube.client import Api
-from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.kube.leadership import read_clock
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import path_of
+from elasticjob_operator.text import clean
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ class Timing:
 
     @property
     def renew(self) -> float:
-        """The renewal interval: a second and a third attempt fit in before the deadline."""
+        """From one renewal to the next, however long its answer takes."""
         return self.duration * 0.2
 
     @property
     def poll(self) -> float:
-        """The followers' polling interval, and the retry interval of a failed renewal."""
+        """The followers' polling interval, and the interval of attempts after one that failed."""
         return self.duration * 0.1
 
     @property
@@ -54,8 +54,8 @@ class Timing:
 
     @property
     def patience(self) -> float:
-        """The timeout of one request."""
-        return self.duration * 0.4
+        """The timeout of one request: after a renewal without an answer, another attempt fits in before the deadline."""
+        return self.duration * 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class Election:
         self._timing = timing
         self._seen = Sighting()
         self._lease: dict[str, Any] = {}
+        self._sent = 0.0  # when the last renewal was, to which there was an answer
         self._until = 0.0  # when leadership ends unless it is renewed
 
     async def acquire(self) -> None:
@@ -104,20 +105,26 @@ class Election:
 
     async def hold(self) -> None:
         """Renew until that fails for too long or another candidate has the Lease; returns once leadership has ended."""
-        pause = self._timing.renew
+        due = self._sent + self._timing.renew
         while (left := self._until - read_clock()) > 0:
             renewed = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await asyncio.sleep(pause)
+                    await asyncio.sleep(due - read_clock())
+                    due = read_clock()
                     renewed = await self._try()
                     if not renewed and not self._leadership.is_held:
                         renewed = await self._try()  # a concurrent write: read who holds it
             if not renewed and self._seen.holder not in ("", self.identity):
                 break
-            pause = self._timing.renew if renewed else self._timing.poll
+            due = self._sent + self._timing.renew if renewed else due + self._timing.poll
         self._leadership.end()
-        logger.warning("lost the Lease; another replica takes over")
+        held = self._seen.holder not in ("", self.identity)
+        logger.warning(
+            "lost the Lease %.1f s after the last renewal that was answered%s; another replica takes over",
+            read_clock() - self._sent,
+            f": {clean(self._seen.holder)} has it" if held else "",
+        )
 
     async def release(self) -> None:
         """Release the Lease, so that the next leader need not wait. Nothing is written afterwards."""
@@ -149,7 +156,7 @@ class Election:
     async def _look(self) -> None:
         path = f"{self._path}/{self._name}"
         try:
-            self._lease = await self._api.request("GET", path, timeout=self._timing.patience, urgency=Urgency.NOW)
+            self._lease = await self._api.request("GET", path, timeout=self._timing.patience, urgency=None)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -181,7 +188,7 @@ class Election:
             }
         )
         self._seen = Sighting(self.identity, stamp, sent)
-        self._until = sent + self._timing.deadline
+        self._sent, self._until = sent, sent + self._timing.deadline
         self._leadership.lend(self._until)
 
     async def _put(self, spec: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +199,5 @@ class Election:
             metadata = {"name": self._name, "namespace": self._namespace}
             method, path = "POST", self._path
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-        made: dict[str, Any] = await self._api.request(
-            method, path, body, timeout=self._timing.patience, urgency=Urgency.NOW
-        )
+        made: dict[str, Any] = await self._api.request(method, path, body, timeout=self._timing.patience, urgency=None)
         return made

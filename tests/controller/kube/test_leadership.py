@@ -44,7 +44,8 @@ def test_the_right_runs_out_by_the_clock() -> None:
 @pytest.mark.parametrize("duration", [3.0, 10.0, 300.0])
 def test_times_come_from_the_duration(duration: float) -> None:
     timing = Timing(duration)
-    assert timing.renew + timing.patience < timing.deadline, "a renewal that fails can be tried again"
+    assert timing.renew + timing.patience < timing.deadline, "a renewal without an answer can be tried again"
+    assert 2 * timing.patience < timing.deadline, "answers that take as long as they may are in time"
     assert timing.deadline < duration, "the holder stops before others begin"
 
 
