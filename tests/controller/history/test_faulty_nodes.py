@@ -50,6 +50,54 @@ def test_what_is_old_is_left_out_and_the_list_is_bounded() -> None:
     assert len(faulty_nodes.remember(many, NOW)) == 50
 
 
+# Whose word counts, where more nodes are discredited than the lists have places.
+
+PLOT = [f"forged{number:03d}" for number in range(200)]
+REAL = [f"real{number}" for number in range(30)]
+Told = dict[str, list[str]]  # by namespace: the nodes; how often a namespace says it does not matter
+
+
+def tell(told: Told, loud: frozenset[str] = frozenset()) -> list[tuple[str, list[api.NodeFault]]]:
+    """The jobs of these namespaces. Of a loud one, ten say the same, and each twice; of others, one says it once."""
+    return [
+        (f"{namespace}/job-{turn}-{start}", [fault(node, 1 + (namespace in loud)) for node in nodes[start : start + 20]])
+        for namespace, nodes in told.items()
+        for turn in range(10 if namespace in loud else 1)
+        for start in range(0, len(nodes), 20)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "agreed"),
+    [
+        pytest.param({"ml": REAL, "lab": REAL}, REAL, id="two that are honest"),
+        pytest.param({"ml": REAL, "lab": REAL, "evil": PLOT}, REAL, id="nobody agrees with a liar"),
+        pytest.param({"ml": REAL[:25], "lab": REAL[:25], "evil": PLOT, "evil-too": PLOT}, REAL[:25], id="two liars"),
+        pytest.param({"ml": REAL[:9], "lab": REAL[:9], "evil": REAL + PLOT, "evil-too": PLOT}, REAL[:9], id="that join in"),
+        pytest.param({"ml": REAL[:3], "lab": REAL[:3], **{f"e{i}": PLOT for i in range(9)}}, REAL[:3], id="nine liars"),
+    ],
+)
+def test_no_namespaces_crowd_out_what_others_agree_on(told: Told, agreed: list[str]) -> None:
+    liars = frozenset(namespace for namespace in told if namespace.startswith("e"))
+    found = faulty_nodes.find_suspects(tell(told, liars), NOW, lambda node: True)
+    assert set(agreed) <= set(found.agreed)
+    assert len(found.agreed) <= faulty_nodes.MOST_NODES and list(found.agreed) == sorted(found.agreed)
+
+
+def test_what_pods_of_a_namespace_met_is_avoided_there_whatever_others_say() -> None:
+    told: Told = {"ml": REAL, "evil": [*reversed(PLOT), *REAL], "evil-too": PLOT}
+    jobs = [*tell(told, frozenset({"evil", "evil-too"})), *tell({"ml": REAL})]  # "ml" says it twice
+    assert list(faulty_nodes.find_suspects(jobs, NOW, lambda node: True).by_namespace["ml"]) == sorted(REAL)
+
+
+def test_the_list_of_all_jobs_has_the_worst_nodes_of_each_namespace() -> None:
+    jobs = tell({"evil": PLOT, "evil-too": PLOT[::-1], "ml": REAL[:10]}, frozenset({"evil", "evil-too"}))
+    found = faulty_nodes.remember(jobs, NOW)
+    assert {record.node for record in found} >= set(REAL[:10])
+    assert len(found) == faulty_nodes.MOST_NODES
+    assert [record.score for record in found] == sorted((record.score for record in found), reverse=True)
+
+
 @pytest.mark.parametrize(
     ("before", "count", "after"),
     [
