@@ -5,11 +5,13 @@ deleted takes its part with it.
 
 What a job holds against a node is what its pods have said, and a pod can say anything. It counts for the jobs of its
 own namespace; for others only if two namespaces say it, and then as a suspicion, which must not leave them without a
-node.
+node. Where more nodes are discredited than a list has places, namespaces take turns, each with the one that is worst by
+its own word: however many two of them forge, they take no more places from others than these have themselves.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,7 +55,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """The nodes to avoid: for the jobs of one namespace each, and for all, the worst of them."""
+    """The nodes to avoid: for the jobs of one namespace each, and for all."""
 
     by_namespace: Mapping[str, tuple[str, ...]]
     agreed: tuple[str, ...]
@@ -79,7 +81,7 @@ def _fade(age: float) -> float:
 
 def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> tuple[NodeRecord, ...]:
     """The nodes with faults, the worst first. `jobs`: `namespace/name`, and the faults in their statuses."""
-    return tuple(_find_records(jobs, now)[:MOST_NODES])
+    return tuple(_choose(_find_records(jobs, now)))
 
 
 def find_suspects(
@@ -95,8 +97,22 @@ def find_suspects(
     worst = {namespace: sorted(nodes)[:MOST_NODES] for namespace, nodes in held.items()}
     return Suspects(
         {namespace: tuple(sorted(node for _, node in nodes)) for namespace, nodes in worst.items()},
-        tuple(sorted([record.node for record in records if record.is_agreed][:MOST_NODES])),
+        tuple(sorted(record.node for record in _choose([record for record in records if record.is_agreed]))),
     )
+
+
+def _choose(records: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """As many as a list has places, in the same order: namespaces take turns, each with its worst."""
+    if len(records) <= MOST_NODES:
+        return list(records)
+    told: dict[str, list[tuple[float, str]]] = {}
+    for record in records:
+        for namespace, score in record.by_namespace.items():
+            told.setdefault(namespace, []).append((-score, record.node))
+    rounds = itertools.zip_longest(*(sorted(nodes)[:MOST_NODES] for _, nodes in sorted(told.items())))
+    turns = dict.fromkeys(one[1] for turn in rounds for one in turn if one is not None)
+    chosen = frozenset(itertools.islice(turns, MOST_NODES))
+    return [record for record in records if record.node in chosen]
 
 
 def _find_records(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> list[NodeRecord]:
