@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from controller.builders import make_agent
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.failures import copies
@@ -11,6 +12,7 @@ from elasticjob_operator.failures import copies
 TWO = api.Checkpoints(path="/checkpoints", replicas=2)
 COPIED = api.Condition(type="CheckpointCopied", status="True", reason=copies.COPIED)
 LOST = api.Condition(type="CheckpointCopied", status="False", reason=copies.LOST)
+UNFIT = api.Condition(type="CheckpointCopied", status="False", reason=copies.UNFIT)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,35 @@ def test_condition(
     found = copies.find_copies(before, told, wanted)
     assert (found and found[:2]) == expected
     assert found is None or found[2], "it says what to do"
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "expected"),
+    [
+        pytest.param(None, None, (False, copies.UNFIT), id="before-the-first-world"),
+        pytest.param(COPIED, wire.Checkpoint(number=3, copies=2), (False, copies.UNFIT), id="of-the-next-save"),
+        pytest.param(COPIED, wire.Checkpoint(number=3, restoring=True), (False, copies.UNFIT), id="being-restored"),
+    ],
+)
+def test_a_name_that_a_pod_cannot_have(
+    before: api.Condition | None, told: wire.Checkpoint | None, expected: tuple[bool, str]
+) -> None:
+    agents = [
+        make_agent(2, said={"checkpoint": wire.Checkpoint(unfit="'z.pt' (300 bytes): File name too long")}),
+        make_agent(1, said={"checkpoint": wire.Checkpoint(unfit="'a.pt' (300 bytes): File name too long")}),
+        make_agent(0, said={"checkpoint": wire.Checkpoint()}),
+        make_agent(3),
+    ]
+    unfit = copies.find_unfit(agents)
+    found = copies.find_copies(before, told, TWO, unfit)
+    assert found and found[:2] == expected
+    assert "digits-worker-1" in found[2] and "'a.pt'" in found[2], "it names one pod, always the same, and the file"
+    assert "checkpoints.path" in found[2], "and the remedy"
+    assert copies.find_copies(before, told, None, unfit) is None
+
+
+def test_a_name_that_is_gone() -> None:
+    assert copies.find_unfit([make_agent(0, said={"checkpoint": wire.Checkpoint()})]) == ""
+    assert copies.find_copies(UNFIT, wire.Checkpoint(), TWO) is None, "nothing was lost"
+    found = copies.find_copies(UNFIT, wire.Checkpoint(number=3, copies=2), TWO)
+    assert found and found[:2] == (True, copies.COPIED)

@@ -56,6 +56,17 @@ def test_a_budget_is_made_when_the_first_world_is_written() -> None:
     assert [c.values for c in second.ensure if c.kind is Kind.DISRUPTION_BUDGET] == [(("minAvailable", 2),)]
 
 
+def test_a_name_that_a_pod_cannot_have_is_named_though_no_world_starts() -> None:
+    """The world with that save is missed again and again."""
+    spec = make_spec(2, 2, checkpoints={"path": "/checkpoints"})
+    said = {"checkpoint": wire.Checkpoint(unfit="'a.pt' (300 bytes): File name too long")}
+    agents = {"u0": make_agent(0, "ready", 1), "u1": make_agent(1, "ready", 1, said=said)}
+    job = make_job(spec, started(rendezvous=make_world()))
+    status, reason, message = condition(plan(see(job, (make_pod(0), make_pod(1)), agents=agents)), "CheckpointCopied")
+    assert (status, reason) == ("False", "UnfitName")
+    assert "digits-worker-1 cannot have 'a.pt'" in message
+
+
 def test_the_job_is_looked_at_before_pods_are_replaced() -> None:
     assert not plan(see(make_job())).confirm, "the first pods are not held up"
     made = plan(see(make_job(status=started(replicas=4)), (make_pod(0), make_pod(1))))

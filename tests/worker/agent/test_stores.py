@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from elasticjob.agent.state import State
 from elasticjob.agent.stores import Stores
 from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
-from worker.peers.gang import wait_for
+from worker.peers.gang import limit_names, make_deep, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 PATIENCE = 60.0
@@ -64,6 +65,14 @@ def enter(generation: int, *agents: FakeAgent) -> None:
         agent.take(events.Entered)
 
 
+def await_kept(agent: FakeAgent, wanted: wire.Checkpoint) -> None:
+    def is_kept() -> bool:
+        agent.take(events.Kept)
+        return agent.kept == wanted
+
+    wait_for(is_kept, f"{wanted} is told")
+
+
 def test_a_world_begins_with_the_files_of_a_lost_pod(tmp_path: Path) -> None:
     agents = [FakeAgent(tmp_path / f"pod-{i}") for i in range(3)]
     first, second, third = agents
@@ -71,11 +80,7 @@ def test_a_world_begins_with_the_files_of_a_lost_pod(tmp_path: Path) -> None:
         enter(1, first, second)
         (first.path / "a.pt").write_bytes(b"saved")
 
-        def is_copied() -> bool:
-            first.take(events.Kept)
-            return first.kept == wire.Checkpoint(1, 1)
-
-        wait_for(is_copied, "the file is copied")
+        await_kept(first, wire.Checkpoint(1, 1))
         first.stores.end()
         second.stores.close_all()
         enter(2, second, third)
@@ -84,6 +89,51 @@ def test_a_world_begins_with_the_files_of_a_lost_pod(tmp_path: Path) -> None:
     finally:
         for agent in agents:
             agent.stores.end()
+
+
+LONG = "a-name-of-" + 190 * "x" + ".pt"
+
+
+def test_a_name_that_a_pod_cannot_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator names it in a condition of the job: who looks at the log of one agent of many?"""
+    first, second = agents = [FakeAgent(tmp_path / f"pod-{i}") for i in range(2)]
+    limit_names(monkeypatch, second.path, 143)
+    try:
+        enter(1, first)
+        for number, name in enumerate(("a.pt", LONG), 1):
+            (first.path / name).write_bytes(b"saved")
+            await_kept(first, wire.Checkpoint(number))
+        enter(2, first, second)
+        assert (second.path / "a.pt").exists() and not (second.path / LONG).exists()
+        assert not first.kept.unfit
+        assert LONG[:80] in second.kept.unfit and "too long" in second.kept.unfit
+        monkeypatch.undo()  # its path is on another file system now
+        enter(3, first, second)
+        assert not second.kept.unfit, "it can have all that is to be had"
+    finally:
+        for agent in agents:
+            agent.stores.end()
+
+
+def test_a_path_that_no_pod_can_have_is_told_as_long_as_it_is_there(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path / "pod")
+    try:
+        enter(1, agent)
+        make_deep(agent.path / "step-1")
+
+        def tells(is_unfit: bool) -> Callable[[], bool]:
+            def told() -> bool:
+                agent.take(events.Kept)
+                return bool(agent.kept.unfit) is is_unfit
+
+            return told
+
+        wait_for(tells(True), "the path is told")
+        assert agent.kept.unfit.startswith("'step-1/ddd")
+        shutil.rmtree(agent.path / "step-1", ignore_errors=True)
+        wait_for(tells(False), "it is gone")
+    finally:
+        agent.stores.end()
 
 
 def test_a_world_that_is_over_is_missed(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,3 +144,30 @@ def make(folder: Path) -> Iterator[Gang]:
         gang = Gang(folder)
         yield gang
         gang.close()
+
+
+def limit_names(monkeypatch: pytest.MonkeyPatch, root: Path, most: int) -> None:
+    """The file system of this directory has shorter names than others, as an encrypting one does."""
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if target.is_relative_to(root) and len(target.name) > most:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(target))
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+
+
+def make_deep(folder: Path) -> None:
+    """A file whose path is longer than the system takes in one piece: a script gets there with `chdir`."""
+    folder.mkdir(exist_ok=True)
+    where = os.open(folder, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=where)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=where)
+        os.close(where)
+        where = below
+    file = os.open("part.bin", os.O_CREAT | os.O_WRONLY, dir_fd=where)
+    os.write(file, b"a part of the model")
+    os.close(file)
+    os.close(where)

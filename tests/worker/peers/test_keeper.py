@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import socket
@@ -18,7 +17,7 @@ from elasticjob.peers.entering import Place
 from elasticjob.peers.records import CHUNK_BYTES
 from elasticjob.peers.transport import Link, PeerError
 from worker.peers import gang as gangs
-from worker.peers.gang import FakePod, Gang
+from worker.peers.gang import Gang, limit_names, make_deep
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -347,23 +346,11 @@ def test_the_end_of_a_world_does_not_wait_for_what_is_never_copied(gang: Gang) -
     assert (second.path / "latest").readlink() == Path("a.pt")
 
 
-def limit_names(monkeypatch: pytest.MonkeyPatch, pod: FakePod, most: int) -> None:
-    """The file system of this pod has shorter names than others, as an encrypting one does."""
-    real = Path.replace
-
-    def replace(path: Path, target: Path) -> Path:
-        if target.is_relative_to(pod.path) and len(target.name) > most:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(target))
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-
-
 def test_a_save_that_a_pod_cannot_have_is_passed_over(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = gang.pod(), gang.pod()
-    limit_names(monkeypatch, second, 143)
+    limit_names(monkeypatch, second.path, 143)
     gang.enter(first)
     (first.path / "a.pt").write_bytes(b"1")
     gang.await_kept(first, 1, copies=0)
@@ -382,7 +369,7 @@ def test_a_job_does_not_begin_anew_where_a_pod_cannot_have_its_only_save(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = gang.pod(), gang.pod()
-    limit_names(monkeypatch, second, 143)
+    limit_names(monkeypatch, second.path, 143)
     gang.enter(first)
     (first.path / LONG).write_bytes(b"1")
     gang.await_kept(first, 1, copies=0)
@@ -398,20 +385,6 @@ def test_a_job_does_not_begin_anew_where_a_pod_cannot_have_its_only_save(
     thread.join(gangs.PATIENCE)
     assert entered == [False]
     assert first.read() == {LONG: b"1"}
-
-
-def make_deep(folder: Path) -> None:
-    """A file whose path is longer than the system takes in one piece: a script gets there with `chdir`."""
-    where = os.open(folder, os.O_RDONLY)
-    for _ in range(20):
-        os.mkdir("d" * 250, dir_fd=where)
-        below = os.open("d" * 250, os.O_RDONLY, dir_fd=where)
-        os.close(where)
-        where = below
-    file = os.open("part.bin", os.O_CREAT | os.O_WRONLY, dir_fd=where)
-    os.write(file, b"a part of the model")
-    os.close(file)
-    os.close(where)
 
 
 def test_a_save_with_a_path_that_nobody_can_read_is_no_save(gang: Gang, caplog: pytest.LogCaptureFixture) -> None:
