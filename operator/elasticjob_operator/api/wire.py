@@ -117,6 +117,7 @@ class Checkpoint(Wire):
     copies: Count = 0  # other pods that hold it
     restoring: bool = False  # the agent gets it before it starts its workers in the announced world
     archive: Archive | None = None  # of a job with spec.checkpoints.archive; an older agent leaves it out
+    unfit: Text | None = None  # a name in a save that this pod cannot have, and why
 
 
 class Link(Wire):

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.model.observe import Agent
 
 COPIED: Final = "Copied"
 TOO_FEW: Final = "TooFewCopies"
 LOST: Final = "NoCopyLeft"
+UNFIT: Final = "UnfitName"
 
 Finding = tuple[bool, str, str]  # status, reason and message of the condition
 
 
+def find_unfit(agents: Iterable[Agent]) -> str:
+    """The first pod that cannot have a name in a save, with the name; "" if all can."""
+    said = ((agent.pod, agent.state.checkpoint) for agent in agents)
+    return min((f"{pod} cannot have {one.unfit}" for pod, one in said if one is not None and one.unfit), default="")
+
+
 def find_copies(
-    before: api.Condition | None, told: wire.Checkpoint | None, wanted: api.Checkpoints | None
+    before: api.Condition | None, told: wire.Checkpoint | None, wanted: api.Checkpoints | None, unfit: str = ""
 ) -> Finding | None:
-    """The condition by what rank 0 tells; None if it stays as it is."""
-    if wanted is None or told is None or told.restoring:
+    """The condition by what rank 0 tells, and by `find_unfit`; None if it stays as it is."""
+    if wanted is None:
+        return None
+    if unfit:
+        return (
+            False,
+            UNFIT,
+            f"{unfit}: the newest checkpoint that all pods can have is used, and without one no world starts; nothing is "
+            "deleted. Let the script use shorter names, or let checkpoints.path be on a file system that takes them",
+        )
+    if told is None or told.restoring:
         return None
     if told.number == 0:
-        return None if before is None else (False, LOST, describe_loss())
+        return None if before is None or before.reason == UNFIT else (False, LOST, describe_loss())
     if told.copies >= wanted.replicas:
         return True, COPIED, f"{wanted.replicas} other pods hold a copy of the last finished checkpoint"
     message = f"{told.copies} of {wanted.replicas} other pods hold a copy of the last finished checkpoint"

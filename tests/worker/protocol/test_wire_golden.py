@@ -59,6 +59,7 @@ STATE = wire.AgentState(
             "StoreUnreachable",
             "the store does not answer",
         ),
+        unfit="'step-1/model.pt' (300 bytes): File name too long",
     ),
     preflight=Preflight(
         port=30100,

@@ -67,6 +67,7 @@ class Stores:
                     self._on_kept,
                     None if archive is None else partial(Archive, archive, tell=self._on_archive, on_saved=on_archived),
                     find_step,
+                    self._on_unfit,
                 )
             except OSError as error:
                 remedy = "Run the container as a user who may write there."
@@ -148,6 +149,9 @@ class Stores:
 
     def _on_kept(self, number: int, copies: int) -> None:
         self._tell(number=number, copies=copies)
+
+    def _on_unfit(self, unfit: str) -> None:
+        self._tell(unfit=unfit)
 
     def _on_archive(self, archive: wire.Archive) -> None:
         self._tell(archive=archive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -41,6 +41,7 @@ class View:
     gone: frozenset[str] = frozenset()
     unready: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()  # of these: what holds a link, socket or pipe that cannot be copied
+    unfit: Mapping[str, str] = field(default_factory=dict)  # of these: what has a path that is too long, and which
 
     def as_report(self, copies: int) -> Report:
         return Report(self.written, self.gone, self.unready, copies)
@@ -84,6 +85,11 @@ class Directory:
             gone=frozenset(path for path in self._find_gone(record) if entry_of(path) not in unready),
             unready=unready,
             left_out=frozenset(map(entry_of, set(unknown) - able)) - torn,
+            unfit={
+                entry_of(path): folder.describe_unfit(path)
+                for path in sorted(unknown, reverse=True)
+                if self._watch.files[path] == folder.UNREADABLE
+            },
         )
 
     def _read_finished(

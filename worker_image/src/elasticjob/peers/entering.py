@@ -148,7 +148,8 @@ class Entry:
         self._gathering = gathering
         self._interrupted = interrupted
         self._records = {record.name: record for record in directory.chunks.read_records()}
-        self._unfit = ""  # at rank 0: why some pod cannot have a record that is whole
+        self.unfit = ""  # which name in a save this pod cannot have
+        self._unfit_elsewhere = ""  # at rank 0: why some pod cannot have a record that is whole
 
     def run(self, report: Report, last: tuple[int, int]) -> Found | None:
         """`last`: generation and size of the world before. None if the world is over. Raises PeerError or OSError."""
@@ -192,8 +193,8 @@ class Entry:
                 record = self._restore(peers, str(plan["name"]), held, source)
             except UnfitError as error:
                 logger.warning("This pod cannot have the checkpoint %s: %s", plan["name"], error)
-                record = None
-                self._set(f"unfit/{attempt}/{rank}", str(error))
+                record, self.unfit = None, str(error)
+                self._set(f"unfit/{attempt}/{rank}", self.unfit)
             self._set(f"done/{attempt}/{rank}", record is not None or not plan["name"])
             if rank == 0:
                 done = self._get([f"done/{attempt}/{one}" for one in range(size)])
@@ -253,9 +254,9 @@ class Entry:
         if saved is not None:
             found = self._saves[saved.name]
             return {"name": saved.name, "holdings": {}, "archive": {"url": found.url, "save": found.name}}
-        if chosen is None and self._unfit:  # not anew: what all of them cannot have is still there
+        if chosen is None and self._unfit_elsewhere:  # not anew: what all of them cannot have is still there
             raise PeerError(
-                f"there is no checkpoint that all pods can have: {self._unfit}. Let spec.checkpoints.path be on a file"
+                f"there is no checkpoint that all pods can have: {self._unfit_elsewhere}. Let spec.checkpoints.path be on a file"
                 " system that takes these names, or begin from another save"
             )
         if chosen is None:
@@ -267,7 +268,7 @@ class Entry:
         for rank in (rank for rank, is_done in enumerate(done) if not is_done):
             key = f"unfit/{attempt}/{rank}"
             if self._has(key):
-                self._unfit = f"that of rank {rank} cannot have {self._get([key])[0]}"
+                self._unfit_elsewhere = f"that of rank {rank} cannot have {self._get([key])[0]}"
 
     # All ranks.
 

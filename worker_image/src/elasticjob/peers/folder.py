@@ -21,7 +21,7 @@ _NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
 _MARK: Final = ".elasticjob-part-"  # of files that are being restored
 _MOST_TOLD: Final = 200  # characters of a path
 _NO_NAME: Final = (errno.ENAMETOOLONG, errno.EILSEQ)
-_UNREADABLE: Final = Stat(0, 0, 0)  # of a path that is too long for the system: a script gets there with `chdir`
+UNREADABLE: Final = Stat(0, 0, 0)  # of a path that is too long for the system: a script gets there with `chdir`
 
 
 class UnfitError(Exception):
@@ -34,7 +34,7 @@ def scan(root: Path) -> dict[str, Stat]:
 
     def note(error: OSError) -> None:
         if error.errno == errno.ENAMETOOLONG:
-            found[Path(error.filename).relative_to(root).as_posix()] = _UNREADABLE
+            found[Path(error.filename).relative_to(root).as_posix()] = UNREADABLE
 
     for where, folders, names in os.walk(root, onerror=note):
         for name in (*names, *(one for one in folders if _is_link(Path(where, one)))):
@@ -57,7 +57,7 @@ def scan_one(path: Path) -> Stat | None:
     try:
         stat = path.lstat()
     except OSError as error:
-        return _UNREADABLE if error.errno == errno.ENAMETOOLONG else None
+        return UNREADABLE if error.errno == errno.ENAMETOOLONG else None
     return Stat(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
@@ -184,7 +184,11 @@ def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) ->
     except OSError as error:
         if error.errno not in _NO_NAME:
             raise
-        raise UnfitError(f"{path[:_MOST_TOLD]!r} ({len(os.fsencode(path))} bytes): {error.strerror}") from None
+        raise UnfitError(describe_unfit(path, error.strerror)) from None
+
+
+def describe_unfit(path: str, problem: str | None = os.strerror(errno.ENAMETOOLONG)) -> str:
+    return f"{path[:_MOST_TOLD]!r} ({len(os.fsencode(path))} bytes): {problem}"
 
 
 def _restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -> None:
@@ -221,7 +225,7 @@ def _make_folders(root: Path, folder: Path) -> None:
 def remove_all_but(root: Path, kept: Container[str]) -> None:
     """Remove all files whose paths are not in `kept`, and folders that are empty then."""
     for path, stat in scan(root).items():
-        if path not in kept and stat != _UNREADABLE:
+        if path not in kept and stat != UNREADABLE:
             (root / path).unlink(missing_ok=True)
     for where, _, _ in os.walk(root, topdown=False):
         if Path(where) != root:

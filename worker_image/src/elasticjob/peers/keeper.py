@@ -78,16 +78,20 @@ class Keeper:
         on_kept: Callable[[int, int], None],
         open_last_tier: Callable[[Callable[[str], bytes | None]], LastTier] | None = None,
         find_step: Callable[[], int | None] = lambda: None,
+        on_unfit: Callable[[str], None] = lambda unfit: None,
     ) -> None:
         """`on_kept` gets, at rank 0, the number of the last record, and how many other pods hold it. Raises OSError.
 
         `open_last_tier` gets what reads a chunk of this pod; `find_step` returns the last step that was reported.
+        `on_unfit` gets the name in a save that this pod cannot have, and "" once there is none.
         """
         self._settings = settings
         self._address = address
         self._key = key
         self._look_at_workers = look_at_workers
         self._on_kept = on_kept
+        self._on_unfit = on_unfit
+        self._unfit = {"restored": "", "written": ""}  # what was told last: of saves to begin with, and of its own
         settings.path.mkdir(parents=True, exist_ok=True)
         self.chunks = ChunkStore(settings.copies, settings.path, settings.limit_bytes)
         self.directory = Directory(settings.path, self.chunks)
@@ -130,9 +134,14 @@ class Keeper:
             entry = entering.Entry(
                 self.directory, store, place, self._key, where, self._gathering, interrupted, self._last_tier
             )
-            found = entry.run(report, self._last)
+            try:
+                found = entry.run(report, self._last)
+            finally:
+                if entry.unfit:
+                    self._note_unfit("restored", entry.unfit)
             if found is None:
                 return False
+            self._note_unfit("restored", entry.unfit)
             self.record, self._last = found.record, (place.generation, place.size)
             with self._lock:
                 peers = Peers(place.rank, found.peers, self._key, self._settings.bytes_per_second)
@@ -252,13 +261,15 @@ class Keeper:
                 copies = self._copy(world, view.written)
             except ChangedError:
                 return Report(unready=frozenset(map(records.entry_of, view.written)))
-            for entry in (view.left_out & self._left_out) - self._told:  # not what was just removed
+            left_out = view.left_out & self._left_out  # not what was just removed
+            for entry in left_out - self._told:
                 logger.warning(
                     "%r is in no checkpoint: it holds a link out of the directory, a socket, a pipe, or a path that is"
                     " too long.",
                     entry,
                 )
-            self._told |= view.left_out & self._left_out
+            self._told |= left_out
+            self._note_unfit("written", next((text for entry, text in view.unfit.items() if entry in left_out), ""))
             report, self._left_out = view.as_report(copies), view.left_out
             if world.peers.over:
                 return None
@@ -267,6 +278,11 @@ class Keeper:
             if urgent or news or time.monotonic() - world.said_at > world.report_seconds:
                 self._report(world, report, known)
             return report
+
+    def _note_unfit(self, which: str, text: str) -> None:
+        if self._unfit[which] != text:
+            self._unfit[which] = text
+            self._on_unfit(next(filter(None, self._unfit.values()), ""))
 
     def _copy(self, world: _World, written: Files) -> int:
         """Have the files of this pod copied; rank 0 also those of the last record that it has, whoever wrote them.

@@ -164,10 +164,17 @@ class Checkpoint:
     copies: int = 0  # other pods that hold it
     restoring: bool = False  # the agent gets it before it starts its workers in an announced world
     archive: Archive | None = None  # of a job with `spec.checkpoints.archive`
+    unfit: str = ""  # a name in a save that this pod cannot have, and why
 
     def dump(self) -> dict[str, Any]:
         archive = None if self.archive is None else self.archive.dump()
-        return fields.drop_none(number=self.number, copies=self.copies, restoring=self.restoring, archive=archive)
+        return fields.drop_none(
+            number=self.number,
+            copies=self.copies,
+            restoring=self.restoring,
+            archive=archive,
+            unfit=fields.fit(self.unfit, MAX_TEXT) if self.unfit else None,
+        )
 
 
 @dataclass(frozen=True)
