@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# C0 and C1 controls, line and paragraph separators, marks that turn the direction of text, lone surrogates.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_CONTROL_BUT_LINES: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+# What nobody sees: C1 controls, marks that turn the direction of text, everything else that Unicode calls a format
+# character or says not to show (fillers, variation selectors, tags), line and paragraph separators, lone surrogates.
+# It can reorder or hide what is read, or make two names look the same. Three kinds stay, without which people cannot
+# write: the joiners U+200C and U+200D (Persian, Hindi, emoji) and the two selectors of emoji, U+FE0E and U+FE0F, which
+# move, hide and swallow nothing, and signs such as U+0600, which are printed. What letters written from right to left
+# do to their line is theirs.
+_UNSEEN: Final = (
+    "\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+_CONTROL: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
+_CONTROL_BUT_LINES: Final = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
 
 
 def cut(text: str, limit: int) -> str:
@@ -32,5 +40,10 @@ def clean_block(text: str, limit: int = 16 * 1024, lines: int = 512) -> str:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: its lines and tabs stay, every other control character becomes `�`."""
+    """Text for a terminal: its lines and tabs stay, everything else that nobody sees becomes `�`."""
     return _CONTROL_BUT_LINES.sub("�", text)
+
+
+def without_unseen(text: str) -> str:
+    """Text of which lines and tabs stay, and nothing that nobody sees."""
+    return _CONTROL_BUT_LINES.sub("", text)

@@ -20,7 +20,7 @@ from elasticjob_operator.api.crd import structural_schema
 
 Object = dict[str, Any]
 GROUP = f"/apis/{names.API_VERSION}"
-ESCAPES = "\x1b]52;c;aGFybQ==\x07\x1b[2J\x1b]0;title\x07\x9b31m\u202e[bold]"
+ESCAPES = "\x1b]52;c;aGFybQ==\x07\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u061c\u200b[bold]"
 MANAGED = {names.LABEL_APP: names.LABEL_APP_VALUE}
 NOWHERE = {"kubernetes.io/hostname": "nowhere"}  # no node takes such a pod: what counts is the object
 DEEP = "lists in lists"

@@ -20,7 +20,7 @@ LAG_FACTOR, LAG_SPARE = 3.0, 1.0  # of the event loop: as with pauses; whoever d
 PROVOKED_SECONDS = 30.0  # a Lease that is lost so long after the suite touched it was lost for that
 SERVER_SECONDS = 3.0  # for one write: a leader that waits so long twice has lost its Lease, whatever it does
 LOST = "lost the Lease"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u202a-\u202e]")
 LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\b")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from elasticjob_operator.text import cut
+from elasticjob_operator.text import cut, without_unseen
 
 LINES = 24  # of a traceback; lines in the middle are omitted
 LINE_LENGTH = 512
@@ -27,7 +27,6 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _LOG_PREFIX = re.compile(r"\[|[EWIF]\d{4} |\d{4}-\d\d-\d\d|elasticjob: ")
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 _OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])|\r+$", re.MULTILINE)  # what a progress bar has drawn before
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 # Signals that the loss of a peer cannot cause. SIGABRT is not among them: NCCL's watchdog aborts a process with it.
@@ -62,7 +61,7 @@ def clean(text: str) -> str:
     """The text as a terminal would finally show it: without overwritten progress bars and escape sequences."""
     text = _ESCAPES.sub("", text) if "\x1b" in text else text
     text = _OVERWRITTEN.sub("", text.replace("\r\n", "\n"))
-    return _CONTROL.sub("", text)  # of all lines at once: a tenant's text may be nothing but line ends
+    return without_unseen(text)  # of all lines at once: a tenant's text may be nothing but line ends
 
 
 def tail(text: str) -> str:

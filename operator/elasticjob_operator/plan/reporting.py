@@ -23,6 +23,7 @@ from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.sizing import retreat
 from elasticjob_operator.sizing.room import describe_withdrawn
+from elasticjob_operator.text import printable
 from elasticjob_operator.times import format_time, parse_time
 
 PROGRESS_SECONDS = 10.0
@@ -50,7 +51,7 @@ def with_condition(
     moved = before is None or before.status != status
     when = format_time(now) if moved or before is None else before.last_transition_time
     # Texts of the kubelet, a scheduler or a tenant may be part of it.
-    reason, message = reason[:MOST_REASON], message[:MOST_MESSAGE]
+    reason, message = reason[:MOST_REASON], printable(message[:MOST_MESSAGE])
     fresh = api.Condition(type=type, status=status, reason=reason, message=message, last_transition_time=when)
     if before is None:
         return [*conditions, fresh]
