@@ -266,6 +266,32 @@ def test_of_a_million_files_nothing_is_kept_in_memory(tmp_path: Path) -> None:
     assert len(list((tmp_path / "a").iterdir())) == 10
 
 
+def deep(levels: int, *, each: bool) -> io.BytesIO:
+    """A folder with a file so many levels below it; with an entry for each folder in between, or without."""
+    path = "a" + "/d" * levels
+    folders = ["a" + "/d" * level for level in range(levels + 1)] if each else []
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for info, content in [*(entry(name, tarfile.DIRTYPE) for name in folders), entry(f"{path}/f", tarfile.REGTYPE)]:
+            tar.addfile(info, io.BytesIO(content))
+    made.seek(0)
+    return made
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_a_folder_of_any_depth_leaves_nothing_behind(each: bool, tmp_path: Path) -> None:
+    """What Python makes folders with, and what it removes them with, calls itself for each level."""
+    (tmp_path / "in").mkdir()
+    with pytest.raises(click.ClickException, match="a/d/d.*1901 levels deep, and the limit is 200: copy a folder below"):
+        unpack(deep(1900, each=each), "a", tmp_path / "in")
+    assert not list((tmp_path / "in").iterdir())
+
+
+def test_a_folder_may_be_deep(tmp_path: Path) -> None:
+    unpack(deep(190, each=False), "a", tmp_path)
+    assert (tmp_path / ("a" + "/d" * 190) / "f").exists()
+
+
 def test_a_copy_replaces_a_file_and_no_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
     assert unpack(archive(("a", b"new")), "a", tmp_path) == tmp_path / "a"
