@@ -282,7 +282,7 @@ def deep(levels: int, *, each: bool) -> io.BytesIO:
 def test_a_folder_of_any_depth_leaves_nothing_behind(each: bool, tmp_path: Path) -> None:
     """What Python makes folders with, and what it removes them with, calls itself for each level."""
     (tmp_path / "in").mkdir()
-    with pytest.raises(click.ClickException, match="a/d/d.*1901 levels deep, and the limit is 200: copy a folder below"):
+    with pytest.raises(click.ClickException, match=r"a/d/d.* levels deep, and the limit is 200: copy a folder below"):
         unpack(deep(1900, each=each), "a", tmp_path / "in")
     assert not list((tmp_path / "in").iterdir())
 

@@ -28,6 +28,7 @@ _NO_STACKS: Final = 4
 _NO_TAR: Final = 5
 _MUST_STAY_FREE: Final = 2**30  # bytes of the temporary directory
 _MOST_HEADER: Final = 2**20  # bytes that an archive may have about one file
+_MOST_LEVELS: Final = 200  # of folders: Python calls itself for each that it makes or removes
 _MOST_TOLD: Final = 256  # characters of a name
 # The rank's process if its environment says RANK=$1, else all workers of the pod with the UID $2: a worker that was
 # forked warm has the environment of its fork server there. py-spy shows them where the image has it, else the stacks
@@ -266,6 +267,11 @@ def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
                 for member in members:
                     if member.issym():  # tar has written what it leads to; and not each Python stays below the folder
                         raise tarfile.ReadError(f"{member.name[:_MOST_TOLD]!r} is a link")
+                    if (levels := member.name.count("/")) > _MOST_LEVELS:
+                        raise common.Failure(
+                            f"{member.name[:_MOST_TOLD]}: is {levels} levels deep, and the limit is {_MOST_LEVELS}: "
+                            "copy a folder below it"
+                        )
                     headers.begin_file()
                     members.extract(member, folder, filter="data")
                     headers.end_file()
