@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos import extremes
+from costly_rules import costly_rules
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.api.crd import structural_schema
@@ -180,6 +181,11 @@ def _job_escapes(dice: random.Random, name: str, prey: Prey) -> Hostile:
     return job("escapes", name, prey, spec, annotations=notes)
 
 
+def _job_rules(dice: random.Random, name: str, prey: Prey) -> Hostile:
+    """Expressions that take as long as any to check, and that no other job has."""
+    return job("rules", name, prey, spec_of(health={"rules": costly_rules(f"z{dice.randrange(99)}")}))
+
+
 FIELDS = (*extremes.list_fields(structural_schema(api.Spec)), *extremes.TEMPLATE)
 
 
@@ -196,13 +202,17 @@ def _job_metadata(dice: random.Random, name: str, prey: Prey) -> Hostile:
 
 
 def greedy_spec() -> Object:
-    """Of a job that costs its author one sleeping pod, and lets the pool compare as many sizes as a job may have."""
+    """Of a job that costs its author one sleeping pod, and lets the pool compare as many sizes as a job may have.
+
+    It has as many rules as it may, with the longest expressions.
+    """
     container = {"command": ["sleep", "infinity"], "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     spec = spec_of(
         {"terminationGracePeriodSeconds": 0, "nodeSelector": {}},
         container,
         scaling={"mode": "Goodput"},
         rendezvous={"backend": "c10d"},  # its pods count as a world without an agent
+        health={"rules": costly_rules()},
         elasticPolicy={"minReplicas": 1, "maxReplicas": 5_000},
     )
     del spec["replicas"]  # it is the pool's to say
@@ -371,7 +381,7 @@ def _node(dice: random.Random, name: str, prey: Prey) -> Hostile:
 
 CASES: tuple[Case, ...] = (
     _job_deep, _job_huge, _job_huge_escaped, _job_many_labels, _job_many_replicas, _job_shapes, _job_far_numbers,
-    _job_unknown_field,
+    _job_unknown_field, _job_rules,
     _job_long_name, _job_longest_label, _job_dots, _job_escapes, _job_wrong_status, _job_odd_status,
     *(_job_drawn,) * 6, _job_metadata, _pod_metadata,
     _pod_stolen_labels, _pod_other_uid, _pod_not_controlled, _pod_other_name, _pod_odd_index, _pod_odd_phase,

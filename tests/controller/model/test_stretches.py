@@ -15,6 +15,7 @@ import pytest
 
 from controller.builders import NOW
 from controller.counted_work import count_calls
+from costly_rules import costly_rules
 from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.model import own_size
@@ -77,6 +78,7 @@ SPECS: Mapping[str, dict[str, Any]] = {
     "wrong fields": with_pod() | {"network": {"ports": [{}] * 9_000}, "failurePolicy": {"rules": [{}] * 9_000}},
     "settings": with_pod() | {"rendezvous": {"backend": "c10d", "conf": {f"k{n}": "v" for n in range(5_000)}}},
     "requirements": with_pod() | {"requirements": ["x"] * 15_000},
+    "rules": with_pod() | {"health": {"rules": costly_rules()}},
     "empty lists": with_pod({"x": [[] for _ in range(19_000)]}),
 }
 APPLIED = json.dumps({"spec": {f"f{number}": 1 for number in range(17_000)}})
@@ -178,6 +180,15 @@ def test_a_pod_names_no_more_amounts_than_a_node_has() -> None:
     spec["template"]["spec"]["containers"].append({"name": "more", "resources": {"requests": {"cpu": "1"}}})
     (problem,) = observe_job(json.loads(make_raw(spec))).problems
     assert "its containers name 1025 amounts of resources; the limit is 1024" in str(problem)
+
+
+def test_what_has_been_checked_is_not_checked_at_each_change() -> None:
+    """The operator reads a job again for each status that it writes."""
+    first = json.loads(make_raw(with_pod() | {"health": {"rules": costly_rules("first")}}))
+    assert not observe_job(json.loads(make_raw(SPECS["rules"]))).problems
+    once = count_calls(lambda: observe_job(first))
+    again = count_calls(lambda: observe_job(first))
+    assert again * 5 < once
 
 
 @pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA.keys())
