@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -19,13 +20,19 @@ AT_MOST: Final = 3  # times that a rule restarts or replaces, unless it says oth
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-(2**53), le=2**53)]
 
 
+@functools.lru_cache(maxsize=1024)
+def _count_groups(text: str) -> int:
+    """The groups of an expression. A job is read again for each status that is written. Raises PatternError."""
+    return patterns.compile_pattern(text).groups
+
+
 def _check_pattern(text: str) -> str:
-    patterns.compile_pattern(text)  # a PatternError is a ValueError
+    _count_groups(text)  # a PatternError is a ValueError
     return text
 
 
 def _check_number(text: str) -> str:
-    if patterns.compile_pattern(text).groups != 1:
+    if _count_groups(text) != 1:
         raise ValueError("it needs exactly one group, around the number: write (?: ) for others")
     return text
 
