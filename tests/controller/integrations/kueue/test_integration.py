@@ -206,11 +206,12 @@ async def test_what_was_refused_is_told_until_it_is_not_wanted_any_more(tmp_path
         assert quota is not None and quota.message == "ClusterQueue team has admitted 2 pods"
 
 
-async def test_a_job_has_no_more_workloads_than_it_may_ask_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2_000, 20_000])
+async def test_a_job_has_no_more_workloads_than_it_may_ask_for(count: int, tmp_path: Path) -> None:
     """Whoever may write Workloads makes thousands in the name of one job. They cost little, and most of them go."""
     async with integrated(Server(), tmp_path) as watched:
         await watched.wait_for("Pending")
-        for first in range(2_000):
+        for first in range(count):
             raw = write(first, 2)
             raw["metadata"] |= {"uid": f"w{first}", "name": manifests.workload_name(QUEUED, first)}
             watched.kueue.store.put_workload(raw)

@@ -8,12 +8,14 @@ import pytest
 
 from controller.builders import make_job, make_pod, make_spec
 from controller.counted_work import count_work
+from elasticjob_operator.api import names as ours
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.integrations.kueue import manifests, names
 from elasticjob_operator.integrations.kueue.asking import Create, Set, Wish, decide
 from elasticjob_operator.integrations.kueue.quota import read_quota
 from elasticjob_operator.integrations.kueue.values import Flavor, Workload, observe_flavor, observe_workload
 from elasticjob_operator.model.quota import Placement, Quota, Share
+from elasticjob_operator.plan.values import NewPod
 
 SPEC = make_spec(2, 4)
 JOB = make_job(SPEC)
@@ -159,6 +161,20 @@ def test_checks_and_topology_add_to_the_pods() -> None:
     assert placement.annotations["kueue.x-k8s.io/pod-index-offset"] == "2"
     assert placement.annotations["kueue.x-k8s.io/podset-unconstrained-topology"] == "true"
     assert placement.gates == ("kueue.x-k8s.io/topology",)
+
+
+def test_no_check_makes_a_pod_somebody_elses() -> None:
+    """A pod without the operator's marks would be made again and again, and never be counted."""
+    told = {names.LABEL_POD_SET: "workers", "team": "b"}
+    stolen = {ours.LABEL_APP: "x", ours.LABEL_JOB_UID: "x", ours.LABEL_INDEX: "7", ours.LABEL_JOB: ""}
+    notes = {ours.ANNOTATION_TEMPLATE_HASH: "x", ours.ANNOTATION_TEMPLATE_SHAPE: ""}
+    updates = [{"name": "workers", "labels": {**stolen, "team": "b"}, "annotations": notes}]
+    placement = read(admit(admissionChecks=[{"name": "check", "podSetUpdates": updates}])).placement(0)
+    plain = objects.build_pod(JOB, SPEC, NewPod(0), SETTINGS)["metadata"]
+    placed = objects.build_pod(JOB, SPEC, NewPod(0, placement=placement), SETTINGS)["metadata"]
+    for kind in ("labels", "annotations"):
+        assert placed[kind].items() >= plain[kind].items(), "what the operator reads is the operator's to say"
+    assert placed["labels"].items() >= told.items()
 
 
 @pytest.mark.parametrize(
