@@ -229,6 +229,11 @@ def event_name(job: str, digest: str) -> str:
     return _fit(job, f".{digest[:16]}", _SUBDOMAIN)
 
 
+def is_mark(key: str) -> bool:
+    """Whether the operator goes by this label or annotation of its pods."""
+    return key == LABEL_APP or key.partition("/")[0] == GROUP
+
+
 def workload_name(job: str, uid: str, first: int) -> str:
     """Of Kueue. `first`: the lowest replica index that it covers."""
     return f"{_fit(job, f'-{uid[:8]}', _SUBDOMAIN - _INDEX)}-{first}"

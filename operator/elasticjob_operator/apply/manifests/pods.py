@@ -318,9 +318,10 @@ def _build_installer(settings: Settings, volume: str) -> Object:
 
 
 def _place(described: Object, body: Object, placement: Placement) -> None:
-    """What the job's queue says about its pods; the template says the rest."""
-    described["labels"] = {**described["labels"], **placement.labels}
-    described["annotations"] = {**described["annotations"], **placement.annotations}
+    """What the job's queue says about its pods; the template says the rest, and the operator what it goes by."""
+    for kind, said in (("labels", placement.labels), ("annotations", placement.annotations)):
+        theirs = {key: value for key, value in said.items() if not names.is_mark(key)}
+        described[kind] = {**described[kind], **theirs}
     if placement.node_selector:
         body["nodeSelector"] = {**(body.get("nodeSelector") or {}), **placement.node_selector}
     if placement.tolerations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from elasticjob_operator.plan.values import Plan, first
 from elasticjob_operator.times import parse_time
 
 MOST_WORKLOADS = 128  # of a job; it asks for far fewer, and any others are somebody else's
+_MOST_LOOKED_AT = 2 * MOST_WORKLOADS  # in a pass
 RETRY_SECONDS = 10.0  # after the API server has refused a Workload
 LEAVING_SECONDS = 60.0  # beyond all grace periods: when pods of another cluster are taken for gone
 
@@ -91,7 +93,9 @@ class Kueue:
         genuine: list[Workload] = []
         forged: list[Workload] = []
         needed = manifests.find_needed(job)
-        for workload in sorted(self.store.workloads(job), key=lambda w: w.first):
+        # The others, if there are more, have their turn when some of these are gone.
+        some = heapq.nsmallest(_MOST_LOOKED_AT, self.store.workloads(job), key=lambda w: (w.is_deleting, w.first))
+        for workload in sorted(some, key=lambda w: w.first):
             is_ours = len(genuine) < MOST_WORKLOADS and manifests.is_genuine(workload, job, needed)
             (genuine if is_ours else forged).append(workload)
         return genuine, forged
