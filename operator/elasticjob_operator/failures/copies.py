@@ -33,8 +33,8 @@ def find_copies(
         return (
             False,
             UNFIT,
-            f"{unfit}: the newest checkpoint that all pods can have is used, and without one no world starts; nothing is "
-            "deleted. Let the script use shorter names, or let checkpoints.path be on a file system that takes them",
+            f"{unfit}: the newest checkpoint that all pods can have is used, and without one no world starts; nothing "
+            "is deleted. Let the script use shorter names, or let checkpoints.path be on a file system that takes them",
         )
     if told is None or told.restoring:
         return None

@@ -54,7 +54,7 @@ class Timing:
 
     @property
     def patience(self) -> float:
-        """The timeout of one request: after a renewal without an answer, another attempt fits in before the deadline."""
+        """The timeout of one request: after one without an answer, another attempt fits in before the deadline."""
         return self.duration * 0.3
 
 

@@ -60,7 +60,7 @@ Told = dict[str, list[str]]  # by namespace: the nodes; how often a namespace sa
 def tell(told: Told, loud: frozenset[str] = frozenset()) -> list[tuple[str, list[api.NodeFault]]]:
     """The jobs of these namespaces. Of a loud one, ten say the same, and each twice; of others, one says it once."""
     return [
-        (f"{namespace}/job-{turn}-{start}", [fault(node, 1 + (namespace in loud)) for node in nodes[start : start + 20]])
+        (f"{namespace}/{turn}-{start}", [fault(node, 1 + (namespace in loud)) for node in nodes[start : start + 20]])
         for namespace, nodes in told.items()
         for turn in range(10 if namespace in loud else 1)
         for start in range(0, len(nodes), 20)
@@ -73,7 +73,7 @@ def tell(told: Told, loud: frozenset[str] = frozenset()) -> list[tuple[str, list
         pytest.param({"ml": REAL, "lab": REAL}, REAL, id="two that are honest"),
         pytest.param({"ml": REAL, "lab": REAL, "evil": PLOT}, REAL, id="nobody agrees with a liar"),
         pytest.param({"ml": REAL[:25], "lab": REAL[:25], "evil": PLOT, "evil-too": PLOT}, REAL[:25], id="two liars"),
-        pytest.param({"ml": REAL[:9], "lab": REAL[:9], "evil": REAL + PLOT, "evil-too": PLOT}, REAL[:9], id="that join in"),
+        pytest.param({"ml": REAL[:9], "lab": REAL[:9], "evil": REAL + PLOT, "evil-too": PLOT}, REAL[:9], id="joining"),
         pytest.param({"ml": REAL[:3], "lab": REAL[:3], **{f"e{i}": PLOT for i in range(9)}}, REAL[:3], id="nine liars"),
     ],
 )

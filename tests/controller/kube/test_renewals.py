@@ -1,4 +1,4 @@
-"""How a leader renews its Lease while the API server is slow, silent for a while, or refuses: no time passes for real."""
+"""How a leader renews its Lease while the API server is slow, silent or refuses; no time passes for real."""
 
 from __future__ import annotations
 

@@ -256,8 +256,8 @@ class Entry:
             return {"name": saved.name, "holdings": {}, "archive": {"url": found.url, "save": found.name}}
         if chosen is None and self._unfit_elsewhere:  # not anew: what all of them cannot have is still there
             raise PeerError(
-                f"there is no checkpoint that all pods can have: {self._unfit_elsewhere}. Let spec.checkpoints.path be on a file"
-                " system that takes these names, or begin from another save"
+                f"there is no checkpoint that all pods can have: {self._unfit_elsewhere}. Let spec.checkpoints.path be"
+                " on a file system that takes these names, or begin from another save"
             )
         if chosen is None:
             return {"name": "", "holdings": {}}
