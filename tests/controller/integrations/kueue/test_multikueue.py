@@ -93,6 +93,16 @@ def test_silence_is_waited_for_as_long_as_an_end_may_take(
     assert until in (None, NOW + 150), "when there is another look"
 
 
+@pytest.mark.parametrize("written", [None, "soon", -5, 1e300, 10**30, [30]])
+def test_a_grace_period_that_is_none_is_that_of_kubernetes(written: object) -> None:
+    """Nobody looks at it when the job is written; a Workload without one is taken."""
+    template = {"spec": {"containers": [{"name": "worker"}], "terminationGracePeriodSeconds": written}}
+    spec = make_spec(elasticPolicy={"gracefulShutdownTimeoutSeconds": 20}, template=template)
+    said = tuple({**c, "lastTransitionTime": format_time(NOW)} for c in EVICTED.conditions)
+    job = make_job(spec, api.Status(start_time=format_time(NOW), ready_replicas=2))
+    assert look_elsewhere(job, replace(EVICTED, conditions=said), NOW)[1] == NOW + 110
+
+
 def reserve(*more: Any, **status: Any) -> Workload:
     assignment = {"name": names.POD_SET, "flavors": {}, "count": 2}
     admission = {"clusterQueue": "team", "podSetAssignments": [assignment]}
