@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from elasticjob_operator import numerals
+from elasticjob_operator.api.base import MOST_SECONDS
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import manifests as objects
 from elasticjob_operator.integrations.kueue import asking, manifests, names
@@ -25,6 +27,7 @@ from elasticjob_operator.times import parse_time
 MOST_WORKLOADS = 128  # of a job; it asks for far fewer, and any others are somebody else's
 _MOST_LOOKED_AT = 2 * MOST_WORKLOADS  # in a pass
 RETRY_SECONDS = 10.0  # after the API server has refused a Workload
+DEFAULT_GRACE = 30  # seconds, of Kubernetes
 LEAVING_SECONDS = 60.0  # beyond all grace periods: when pods of another cluster are taken for gone
 
 
@@ -184,7 +187,8 @@ def look_elsewhere(job: Job, base: Workload | None, now: float) -> tuple[Elsewhe
     elsewhere = Elsewhere(has_pods=not status.is_fresh, ready=status.ready_replicas)
     if base is None or spec is None or not (base.evicted and base.reserves):
         return elsewhere, None
-    of_pod = spec.template["spec"].get("terminationGracePeriodSeconds", 30)
+    of_pod = numerals.read_count(spec.template["spec"].get("terminationGracePeriodSeconds"), MOST_SECONDS)
+    of_pod = DEFAULT_GRACE if of_pod is None else of_pod
     grace = spec.elastic_policy.graceful_shutdown_timeout_seconds + of_pod + LEAVING_SECONDS
     until = (parse_time(base.condition("Evicted").get("lastTransitionTime")) or 0.0) + grace
     if now >= until:
