@@ -112,10 +112,24 @@ _TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
 _RESOURCES = ("cpu", "memory", "nvidia.com/gpu", "example.com/x")
 _OF_CONTAINERS = ("name", "image", "command", "args", "env", "ports")
 _OF_PODS = ("schedulerName", "nodeSelector", "affinity", "tolerations", "hostNetwork", "restartPolicy", "volumes")
+_REQUIRED, _PREFERRED = (
+    f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred")
+)
+_OF_AFFINITIES: tuple[Path, ...] = (
+    (),
+    (_REQUIRED,),
+    (_REQUIRED, "nodeSelectorTerms"),
+    (_REQUIRED, "nodeSelectorTerms", 0),
+    (_REQUIRED, "nodeSelectorTerms", 0, "matchExpressions"),
+    (_PREFERRED,),
+)
 _PATHS: tuple[Path, ...] = (
     *(("spec", "containers", 0, "resources", kind, name) for kind in ("limits", "requests") for name in _RESOURCES),
     *(("spec", "containers", 0, name) for name in _OF_CONTAINERS),
     *(("spec", name) for name in (*_OF_PODS, "priorityClassName", "initContainers")),
+    *(("spec", "containers", 0, "env", 0, name) for name in ("name", "value")),
+    *(("spec", "containers", 0, "volumeMounts", 0, name) for name in ("name", "mountPath")),
+    *(("spec", "affinity", "nodeAffinity", *path) for path in _OF_AFFINITIES),
     *(("metadata", name) for name in ("labels", "annotations")),
 )
 TEMPLATE: tuple[Field, ...] = (

@@ -17,15 +17,26 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.crd import build_crd, structural_schema
 from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply.manifests.gangs import build_group
 from elasticjob_operator.hub import frames
 from elasticjob_operator.model.observe import observe_job, observe_node, observe_pod
+from elasticjob_operator.model.quota import Placement
 from elasticjob_operator.plan.plan import Seen, plan
-from elasticjob_operator.pool.capacity import Pool, find_pool
+from elasticjob_operator.pool.capacity import Pool, add_rates, find_pool, parse_rate
 
 SPEC = {"replicas": 1, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}, "template": TEMPLATE}
 FIELDS = [*extremes.list_fields(structural_schema(api.Spec)), *extremes.TEMPLATE]
-SETTINGS = manifests.Settings(hub_url="wss://hub:1")
 POOLS = (Pool("gpus", "nvidia.com/gpu"), Pool("cpus", "cpu"))
+PRICED = add_rates(POOLS, [parse_rate("gpus=2,zone=a"), parse_rate("cpus=1,zone=a"), parse_rate("cpus=2,zone=b")])
+HUB = "wss://hub:1"
+# As operators are set up, by the schedulers of gangs: a template is extended in each of these ways.
+SETTINGS = {
+    "kubernetes": manifests.Settings(HUB, tls=True, runtime_image="runtime:1", is_traced=True, pools=PRICED),
+    "volcano": manifests.Settings(HUB, runtime_image="runtime:1", is_runtime_volume=True),
+    "kai": manifests.Settings(HUB),
+    "scheduler-plugins": manifests.Settings(HUB, tls=True),
+}
+PLACED = Placement({"a": "b"}, {"c": "d"}, {"zone": "a"}, ({"key": "spot"},), ("gate",))
 
 
 def check(spec: Any, told: str, **metadata: Any) -> None:
@@ -37,7 +48,11 @@ def check(spec: Any, told: str, **metadata: Any) -> None:
     if job.spec is not None:
         find_pool(POOLS, job.spec.template)
         for new in made.create[:1]:
-            assert find_unwritable(manifests.build_pod(job, job.spec, new, SETTINGS)["metadata"]) == [], told
+            for flavour, settings in SETTINGS.items():
+                build_group(job.spec, flavour)
+                extended = replace(new, avoid=("node-1",), placement=PLACED, gang=flavour)
+                pod = manifests.build_pod(job, job.spec, extended, settings)
+                assert find_unwritable(pod["metadata"]) == [], told
 
 
 STATUS = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
