@@ -28,6 +28,9 @@ _ENTRY_TEXTS = ("name", "mountPath")  # of an object in a list
 _OS_LABEL: Final = "kubernetes.io/os"
 _RESOURCE_SHAPES = {"limits": "an object", "requests": "an object"}
 
+# The rules of a node affinity.
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 KINDS: Final = ("containers", "initContainers")
 MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
 MOST_RESOURCES: Final = 256  # of a container; no node has as many
@@ -45,6 +48,8 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
     spec = _shaped(spec, _POD_SHAPES, "spec")
+    if "affinity" in spec:
+        spec["affinity"] = _affinity(spec["affinity"])
     _check_number_of_containers(spec)
     for kind in KINDS:
         if kind in spec:
@@ -67,6 +72,22 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
                     "decides by exit code where spec.failurePolicy.rules have onExitCodes"
                 )
     return {**template, "spec": spec}
+
+
+def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
+    """New pods avoid faulty nodes beside what it says."""
+    path = "spec.affinity.nodeAffinity"
+    shaped = _shaped(affinity, {"nodeAffinity": "an object"}, "spec.affinity")
+    if "nodeAffinity" not in shaped:
+        return shaped
+    node = shaped["nodeAffinity"] = _shaped(shaped["nodeAffinity"], {REQUIRED: "an object", PREFERRED: _OBJECTS}, path)
+    if REQUIRED in node:
+        node[REQUIRED] = _shaped(node[REQUIRED], {"nodeSelectorTerms": _OBJECTS}, f"{path}.{REQUIRED}")
+        for i, term in enumerate(node[REQUIRED].get("nodeSelectorTerms", ())):
+            if not isinstance(term.get("matchExpressions") or [], list):
+                where = f"{path}.{REQUIRED}.nodeSelectorTerms[{i}].matchExpressions"
+                raise ValueError(f"{where} must be {_OBJECTS}")
+    return shaped
 
 
 def _check_number_of_containers(spec: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.crd import build_crd, structural_schema
 from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply.manifests import affinity
 from elasticjob_operator.apply.manifests.gangs import build_group
 from elasticjob_operator.hub import frames
 from elasticjob_operator.model.observe import observe_job, observe_node, observe_pod
@@ -48,6 +49,7 @@ def check(spec: Any, told: str, **metadata: Any) -> None:
     if job.spec is not None:
         find_pool(POOLS, job.spec.template)
         for new in made.create[:1]:
+            affinity.avoid({**job.spec.template["spec"]}, ("node-1",), is_required=True)
             for flavour, settings in SETTINGS.items():
                 build_group(job.spec, flavour)
                 extended = replace(new, avoid=("node-1",), placement=PLACED, gang=flavour)

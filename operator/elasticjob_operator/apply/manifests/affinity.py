@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from elasticjob_operator.api.podtemplate import PREFERRED, REQUIRED
 from elasticjob_operator.apply.manifests.common import Object
 from elasticjob_operator.pool.capacity import Pool
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 CHEAP_WEIGHT = 50  # of 100, for a node that costs nothing
 
 
@@ -35,13 +34,13 @@ def avoid(body: Object, nodes: tuple[str, ...], *, is_required: bool) -> None:
         _add_preference(body, {"weight": 100, "preference": {"matchExpressions": [others]}})
         return
     # A node must match one of the terms, so each of them has to exclude the faulty ones.
-    terms = (_rules_of(body).get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    terms = (_rules_of(body).get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), others]} for term in terms]
-    _set_rule(body, _REQUIRED, {"nodeSelectorTerms": narrowed})
+    _set_rule(body, REQUIRED, {"nodeSelectorTerms": narrowed})
 
 
 def _add_preference(body: Object, term: Object) -> None:
-    _set_rule(body, _PREFERRED, [*(_rules_of(body).get(_PREFERRED) or ()), term])
+    _set_rule(body, PREFERRED, [*(_rules_of(body).get(PREFERRED) or ()), term])
 
 
 def _rules_of(body: Object) -> Object:

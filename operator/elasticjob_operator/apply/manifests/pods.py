@@ -286,7 +286,7 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         name = _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
         body["initContainers"] = [_build_installer(settings, name), *(body.get("initContainers") or [])]
     packages = f"{names.RUNTIME_PATH}/site-packages"
-    theirs = next((v for v in trainer["env"] if v["name"] == "PYTHONPATH" and "value" in v), None)
+    theirs = next((v for v in trainer["env"] if v.get("name") == "PYTHONPATH" and v.get("value") is not None), None)
     if theirs is None:
         trainer["env"].append({"name": "PYTHONPATH", "value": packages})
     else:
