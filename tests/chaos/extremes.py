@@ -130,6 +130,8 @@ _PATHS: tuple[Path, ...] = (
     *(("spec", "containers", 0, "env", 0, name) for name in ("name", "value")),
     *(("spec", "containers", 0, "volumeMounts", 0, name) for name in ("name", "mountPath")),
     *(("spec", "affinity", "nodeAffinity", *path) for path in _OF_AFFINITIES),
+    *(("spec", *path) for path in (("overhead",), ("overhead", "nvidia.com/gpu"), ("resources",))),
+    *(("spec", "resources", *path) for path in (("limits",), ("requests",), ("requests", "nvidia.com/gpu"))),
     *(("metadata", name) for name in ("labels", "annotations")),
 )
 TEMPLATE: tuple[Field, ...] = (

@@ -16,6 +16,7 @@ from elasticjob_operator.hub.server import Hub
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.intake import Intake
+from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.pool.capacity import Pool, find_devices, find_share
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
@@ -57,10 +58,10 @@ def raw_pod(namespace: str, job: str, job_uid: str, *, owned: bool = True, gpus:
     }
 
 
-def make_cache() -> Cache:
+def make_cache(kind: type[Cache] = Cache) -> Cache:
     """With the job and the node."""
     share, devices = (functools.partial(find, POOLS) for find in (find_share, find_devices))
-    cache = Cache(lambda key: None, find_share=share, find_devices=devices)  # type: ignore[arg-type]
+    cache = kind(lambda key: None, find_share=share, find_devices=devices)  # type: ignore[arg-type]
     cache.put_node(NODE)
     cache.put_job(raw_job())
     return cache
@@ -92,6 +93,46 @@ async def find_reason(cache: Cache, directory: Path) -> str:
     decision = loop.find_decision(KEY)
     assert decision is not None
     return decision.reason
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param({"overhead": 5}, id="overhead"),
+        pytest.param({"overhead": {"cpu": "much"}}, id="amount"),
+        pytest.param({"resources": "much"}, id="resources"),
+        pytest.param({"resources": {"requests": 5}}, id="requests"),
+        pytest.param({"resources": {"limits": [GPU]}}, id="limits"),
+    ],
+)
+async def test_a_job_of_one_tenant_does_not_end_the_pool_for_all(pod: dict[str, Any], tmp_path: Path) -> None:
+    """What a pod asks for as a whole is of any form: nobody checks it before the pod is made."""
+    cache, bad = make_cache(), raw_job("job-2")
+    bad["metadata"] |= {"namespace": "evil"}
+    bad["spec"]["template"] = {"spec": {**bad["spec"]["template"]["spec"], **pod}}
+    cache.put_job(bad)
+    assert await find_reason(cache, tmp_path) == STARTS
+    (job, _) = cache.jobs["evil", KEY[1]]
+    assert [problem.field for problem in job.problems] == ["spec.template"]
+
+
+class Poisoned(Cache):
+    """Raises for one job, as a mistake of ours would."""
+
+    def pods(self, key: names.JobKey) -> tuple[Pod, ...]:
+        if key[0] == "evil":
+            raise TypeError("a mistake")
+        return super().pods(key)
+
+
+async def test_a_mistake_of_ours_with_one_job_is_none_with_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, bad = make_cache(Poisoned), raw_job("job-2")
+    bad["metadata"] |= {"namespace": "evil"}
+    cache.put_job(bad)
+    assert await find_reason(cache, tmp_path) == STARTS
+    assert "evil/digits: cannot share the pool; this is a bug" in caplog.text
 
 
 HOLDERS = [
