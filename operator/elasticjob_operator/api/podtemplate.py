@@ -20,6 +20,7 @@ from elasticjob_operator.api import names
 _QUOTE = "quote numbers, true and false"
 _OBJECTS, _TEXTS = "a list of objects", f"a list of texts: {_QUOTE}"
 _POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
+_POD_SHAPES |= dict.fromkeys(("resources", "overhead"), "an object")
 _POD_SHAPES |= dict.fromkeys(("volumes", "initContainers", "tolerations", "topologySpreadConstraints"), _OBJECTS)
 _CONTAINER_SHAPES = {"resources": "an object", "lifecycle": "an object", "image": "a text"}
 _CONTAINER_SHAPES |= dict.fromkeys(("env", "envFrom", "volumeMounts", "ports"), _OBJECTS)
@@ -48,6 +49,9 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
         raise ValueError("spec.containers[].name is missing: every container needs a name")
     spec = _shaped(spec, _POD_SHAPES, "spec")
+    if "resources" in spec:  # of the pod as a whole
+        spec["resources"] = _resources(spec["resources"], "spec.resources")
+    _check_amounts(spec.get("overhead") or {}, "spec.overhead")
     if "affinity" in spec:
         spec["affinity"] = _affinity(spec["affinity"])
     _check_number_of_containers(spec)
@@ -148,9 +152,14 @@ def _container(container: dict[str, Any], path: str) -> dict[str, Any]:
     shaped = _shaped(container, _CONTAINER_SHAPES, path)
     _check_texts({v.get("name"): v.get("value") for v in shaped.get("env") or ()}, f"{path}.env[{{}}].value")
     if "resources" in shaped:
-        shaped["resources"] = _shaped(shaped["resources"], _RESOURCE_SHAPES, f"{path}.resources")
-        for kind in _RESOURCE_SHAPES:
-            _check_amounts(shaped["resources"].get(kind) or {}, f"{path}.resources.{kind}")
+        shaped["resources"] = _resources(shaped["resources"], f"{path}.resources")
+    return shaped
+
+
+def _resources(resources: dict[str, Any], path: str) -> dict[str, Any]:
+    shaped = _shaped(resources, _RESOURCE_SHAPES, path)
+    for kind in _RESOURCE_SHAPES:
+        _check_amounts(shaped.get(kind) or {}, f"{path}.{kind}")
     return shaped
 
 

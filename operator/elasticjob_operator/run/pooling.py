@@ -149,13 +149,10 @@ class PoolLoop:
             self._held_at = now
         groups: dict[str, list[rounds.PooledJob]] = {}
         for key, (job, spec) in sharing.items():
-            memory = self._remember(job, now)
-            memory.mark = self._mark(job)
-            pool = capacity.find_pool(self._pools, spec.template)
-            if pool is None:
-                self._decide_job(key, PoolDecision(reason=describe_no_pool(self._pools)))
-            else:
-                groups.setdefault(pool.name, []).append(self._observe(job, spec, pool, memory))
+            try:
+                self._look(job, spec, groups, now)
+            except Exception:  # of one job, which must not keep the others from their sizes
+                logger.exception("%s/%s: cannot share the pool; this is a bug", *key)
             await turn.pause()
         seconds = min(now - self._last, 3 * ROUND_SECONDS) if self._last > float("-inf") else 0.0
         self._last = now
@@ -163,6 +160,16 @@ class PoolLoop:
         for pool in self._pools:
             if pool.name in groups:
                 await self._share(pool, groups[pool.name], seconds, now)
+
+    def _look(self, job: Job, spec: api.Spec, groups: dict[str, list[rounds.PooledJob]], now: float) -> None:
+        """Add the job to those that share its pool."""
+        memory = self._remember(job, now)
+        memory.mark = self._mark(job)
+        pool = capacity.find_pool(self._pools, spec.template)
+        if pool is None:
+            self._decide_job(job.key, PoolDecision(reason=describe_no_pool(self._pools)))
+        else:
+            groups.setdefault(pool.name, []).append(self._observe(job, spec, pool, memory))
 
     async def _share(self, pool: Pool, jobs: Sequence[rounds.PooledJob], seconds: float, now: float) -> None:
         held = await self._count_held(pool, {one.job.key: one.job.uid for one in jobs}, now)
