@@ -41,6 +41,8 @@ def clean_block(text: str, limit: int = 16 * 1024, lines: int = 512) -> str:
 
 def printable(text: str) -> str:
     """Text for a terminal: its lines and tabs stay, everything else that nobody sees becomes `�`."""
+    if text.isascii() and text.isprintable():  # as most texts are; each condition of each pass is looked at
+        return text
     return _CONTROL_BUT_LINES.sub("�", text)
 
 
