@@ -112,9 +112,7 @@ _TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
 _RESOURCES = ("cpu", "memory", "nvidia.com/gpu", "example.com/x")
 _OF_CONTAINERS = ("name", "image", "command", "args", "env", "ports")
 _OF_PODS = ("schedulerName", "nodeSelector", "affinity", "tolerations", "hostNetwork", "restartPolicy", "volumes")
-_REQUIRED, _PREFERRED = (
-    f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred")
-)
+_REQUIRED, _PREFERRED = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
 _OF_AFFINITIES: tuple[Path, ...] = (
     (),
     (_REQUIRED,),

@@ -90,7 +90,7 @@ def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
         for i, term in enumerate(node[REQUIRED].get("nodeSelectorTerms", ())):
             if not isinstance(term.get("matchExpressions") or [], list):
                 where = f"{path}.{REQUIRED}.nodeSelectorTerms[{i}].matchExpressions"
-                raise ValueError(f"{where} must be {_OBJECTS}")
+                raise ValueError(f"{where} must be {_OBJECTS}")  # noqa: TRY004 - for pydantic
     return shaped
 
 

@@ -24,8 +24,7 @@ UNSEEN = [
 ]
 # Letters and marks of no width, of which Unicode says that they are not shown.
 IGNORED = (
-    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\ufe00\ufe0d\uffa0\ufff0"
-    "\U000e0100\U000e01ef\U000e0fff"
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\ufe00\ufe0d\uffa0\ufff0\U000e0100\U000e01ef\U000e0fff"
 )
 WRITTEN = [
     pytest.param("loss=0.5 in step 3 (naïve, 学習, обучение)", id="scripts"),

@@ -211,6 +211,7 @@ async def test_a_job_has_no_more_workloads_than_it_may_ask_for(count: int, tmp_p
     """Whoever may write Workloads makes thousands in the name of one job. They cost little, and most of them go."""
     async with integrated(Server(), tmp_path) as watched:
         await watched.wait_for("Pending")
+        watched.kueue.store = Store(lambda key: None)
         for first in range(count):
             raw = write(first, 2)
             raw["metadata"] |= {"uid": f"w{first}", "name": manifests.workload_name(QUEUED, first)}
