@@ -85,6 +85,26 @@ async def test_a_refusal_of_any_size_is_a_refusal(tmp_path: Path) -> None:
     assert "no" in caught.value.message
 
 
+async def test_a_response_that_does_not_come_whole_keeps_no_connection(tmp_path: Path) -> None:
+    """Whoever holds the error holds its traceback, and with it the response."""
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{")
+        while request.transport and not request.transport.is_closing():  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+        over.set()
+        return response
+
+    async with answering(answer, tmp_path) as api:
+        with pytest.raises(ApiError) as kept:
+            await api.request("GET", "/version", timeout=0.3)
+        await asyncio.wait_for(over.wait(), 10)
+    assert kept.value.reason == "NoReply"
+
+
 async def test_the_deletions_of_one_tenant_do_not_hold_up_the_pods_of_another(tmp_path: Path) -> None:
     served: list[str] = []
 
