@@ -124,7 +124,7 @@ class Supervisor:
             clean_up(self.config.id, self.number)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 request = json.loads(line)
                 try:
@@ -134,7 +134,6 @@ class Supervisor:
                     reply = {"error": str(error) or type(error).__name__}
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
-        writer.close()
 
     async def _dispatch(self, request: dict[str, Any]) -> object:
         operations: dict[str, Callable[[dict[str, Any]], Awaitable[object]]] = {

@@ -145,10 +145,11 @@ class LightNodes:
             self._take("MODIFIED", pod)
         version = pods["metadata"]["resourceVersion"]
         query = f"watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds=50"
-        async for event in self.api.watch(f"/api/v1/pods?{query}"):
-            if event["type"] == "ERROR":
-                return
-            self._take(event["type"], event["object"])
+        async with contextlib.aclosing(self.api.watch(f"/api/v1/pods?{query}")) as events:
+            async for event in events:
+                if event["type"] == "ERROR":
+                    return
+                self._take(event["type"], event["object"])
 
     def _take(self, kind: str, pod: Raw) -> None:
         uid = pod["metadata"].get("uid")

@@ -100,7 +100,7 @@ class Kube:
                 connection.close()
             connection = http.client.HTTPSConnection(self._host, self._port, context=self._tls)
             self._local.connection = connection
-            self._connections.add(connection)
+        self._connections.add(connection)  # again after `close`: a request opens it anew
         connection.timeout = timeout
         if connection.sock is not None:
             connection.sock.settimeout(timeout)

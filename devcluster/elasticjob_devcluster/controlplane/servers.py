@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import shutil
 import signal
@@ -132,10 +133,9 @@ class ControlPlane:
         try:
             async with asyncio.timeout(3):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.layout.api_port, ssl=self._tls)
-                writer.write(f"GET {path} HTTP/1.0\r\nHost: kubernetes\r\n\r\n".encode())
-                first = await reader.readline()
-                writer.close()
-                return b" 200 " in first
+                with contextlib.closing(writer):
+                    writer.write(f"GET {path} HTTP/1.0\r\nHost: kubernetes\r\n\r\n".encode())
+                    return b" 200 " in await reader.readline()
         except (OSError, TimeoutError):
             return False
 

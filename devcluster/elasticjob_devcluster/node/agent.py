@@ -95,10 +95,11 @@ class Agent:
                     first = False
                 version = pods["metadata"]["resourceVersion"]
                 path = f"/api/v1/pods?{selector}&watch=1&allowWatchBookmarks=true&resourceVersion={version}"
-                async for event in self.node.api.watch(path + "&timeoutSeconds=50"):
-                    if event["type"] == "ERROR":
-                        break
-                    self._apply(event["type"], event["object"])
+                async with contextlib.aclosing(self.node.api.watch(path + "&timeoutSeconds=50")) as events:
+                    async for event in events:
+                        if event["type"] == "ERROR":
+                            break
+                        self._apply(event["type"], event["object"])
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.warning("watching pods: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(0.2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ class Api:
             answer: dict[str, Any] = json.loads(text)
             return answer
 
-    async def watch(self, path: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, path: str) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a watch until the server ends it."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
         async with self._open().get(self._server + path, timeout=timeout) as response:

@@ -49,24 +49,23 @@ class Relay:
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        await self._open.wait()
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.close()
-            return
-        both = (
-            asyncio.create_task(self._copy(reader, far_writer)),
-            asyncio.create_task(self._copy(far_reader, writer)),
-        )
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for copy in both:
-                copy.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            writer.close()
-            far_writer.close()
+        with contextlib.closing(writer):
+            await self._open.wait()
+            try:
+                far_reader, far_writer = await asyncio.open_connection(*self._target)
+            except OSError:
+                return
+            both = (
+                asyncio.create_task(self._copy(reader, far_writer)),
+                asyncio.create_task(self._copy(far_reader, writer)),
+            )
+            with contextlib.closing(far_writer):
+                try:
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for copy in both:
+                        copy.cancel()
+                    await asyncio.gather(*both, return_exceptions=True)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, OSError):

@@ -14,9 +14,13 @@ def listen_unix(path: Path) -> socket.socket:
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
-        path.chmod(0o600)
-        listener.listen(64)
+        try:
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+            path.chmod(0o600)
+            listener.listen(64)
+        except OSError:
+            listener.close()
+            raise
         return listener
     finally:
         os.close(directory)

@@ -214,15 +214,16 @@ class Watcher:
 
     async def _as_lines(self) -> Job | None:
         before: Job | None = None
-        async for change in self._client.watch(self._name):
-            if change.type == "DELETED":
-                return None
-            line = details.change_line(change.job, before)
-            if line:
-                common.echo(line)
-            before = change.job
-            if is_met(change.job, self._condition):
-                return change.job
+        async with contextlib.aclosing(self._client.watch(self._name)) as changes:
+            async for change in changes:
+                if change.type == "DELETED":
+                    return None
+                line = details.change_line(change.job, before)
+                if line:
+                    common.echo(line)
+                before = change.job
+                if is_met(change.job, self._condition):
+                    return change.job
         return before
 
     async def _on_screen(self) -> Job | None:
@@ -247,14 +248,15 @@ class Watcher:
         return details.live(self._job, self._pods, found, time.time(), rows=self._out.height)
 
     async def _follow_job(self) -> Job | None:
-        async for change in self._client.watch(self._name):
-            if change.type == "DELETED":
-                return None
-            self._job = change.job
-            before = self._samples[-1] if self._samples else None
-            self._samples.append(past.take_sample(change.job, time.time(), before))
-            if is_met(change.job, self._condition):
-                return change.job
+        async with contextlib.aclosing(self._client.watch(self._name)) as changes:
+            async for change in changes:
+                if change.type == "DELETED":
+                    return None
+                self._job = change.job
+                before = self._samples[-1] if self._samples else None
+                self._samples.append(past.take_sample(change.job, time.time(), before))
+                if is_met(change.job, self._condition):
+                    return change.job
         return self._job
 
     async def _follow_pods(self) -> None:

@@ -7,6 +7,7 @@ expired watch history.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
@@ -233,9 +234,10 @@ class Client:
                 yield change
             listed()
             try:
-                async for change in stream_changes(self.connection, path, query, version, keep):
-                    rules.apply_change(seen, change)
-                    yield change
+                async with contextlib.aclosing(stream_changes(self.connection, path, query, version, keep)) as changes:
+                    async for change in changes:
+                        rules.apply_change(seen, change)
+                        yield change
             except (errors.GoneError, errors.UnreachableError):
                 await asyncio.sleep(_PAUSE)
 
@@ -300,9 +302,10 @@ class Client:
         first = True
         space = self._space(namespace)
         merger = logs.Merger(self.connection, space, look, follow=follow, tail=tail, window=window, longest=longest)
-        async for line in merger.lines():
-            first = False
-            yield line
+        async with contextlib.aclosing(merger.lines()) as lines:
+            async for line in lines:
+                first = False
+                yield line
 
     # --- underneath ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
@@ -63,7 +64,9 @@ async def stream_changes(
 ) -> AsyncGenerator[Change, None]:
     """The changes of jobs since this version, until the server ends the watch. Raises ClientError."""
     options = (("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_SECONDS)))
-    async for line in connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options)), _MOST_EVENT):
-        change = rules.parse_change(line, keep)
-        if change is not None:
-            yield change
+    lines = connection.stream_lines(Request("GET", path, "watch jobs", (*query, *options)), _MOST_EVENT)
+    async with contextlib.aclosing(lines):
+        async for line in lines:
+            change = rules.parse_change(line, keep)
+            if change is not None:
+                yield change

@@ -7,6 +7,7 @@ continues where it ended: the server's timestamps show which lines were already 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -91,8 +92,9 @@ async def read_pod(
     query += [("sinceTime", since)] if since else []
     path = path_of("v1", "pods", namespace, pod.name, "log")
     request = Request("GET", path, f"logs of pod {pod.name}", tuple(query), accept="*/*")
-    async for line in connection.stream_lines(request, longest):
-        yield split_stamp(line)
+    async with contextlib.aclosing(connection.stream_lines(request, longest)) as lines:
+        async for line in lines:
+            yield split_stamp(line)
 
 
 class Merger:
@@ -170,12 +172,13 @@ class Merger:
                 longest=self._longest,
             )
             try:
-                async for stamp, text in reader:
-                    if not is_newer(stamp, seen) or not (self._window is None or self._window.covers(stamp)):
-                        continue
-                    self._seen[pod.uid] = stamp or self._seen.get(pod.uid, "")
-                    ranks = self._job.rank_ranges().get(pod.name, range(0)) if self._job else range(0)
-                    await self._lines.put(Line(pod.name, ranks, text, stamp))
+                async with contextlib.aclosing(reader):
+                    async for stamp, text in reader:
+                        if not is_newer(stamp, seen) or not (self._window is None or self._window.covers(stamp)):
+                            continue
+                        self._seen[pod.uid] = stamp or self._seen.get(pod.uid, "")
+                        ranks = self._job.rank_ranges().get(pod.name, range(0)) if self._job else range(0)
+                        await self._lines.put(Line(pod.name, ranks, text, stamp))
             except errors.NotFoundError:
                 return  # the pod and its log were deleted
             except (errors.InvalidError, errors.UnreachableError):

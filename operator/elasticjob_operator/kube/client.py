@@ -157,7 +157,11 @@ class Api:
             limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_SECONDS)
             response = await self._send(request, limit)
             status = response.status
-            data = await _read(response, request.title, most_bytes)
+            try:
+                data = await _read(response, request.title, most_bytes)
+            except BaseException:
+                response.close()  # else the connection stays until somebody collects the response
+                raise
         except NO_ANSWER as error:
             raise no_reply(request.title, error) from error
         finally:
