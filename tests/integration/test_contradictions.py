@@ -58,6 +58,18 @@ def test_what_contradicts_the_job_is_told_before_a_pod_runs(
     jobs.await_world("told", 1)
 
 
+def test_a_queue_that_nobody_asks_is_told(jobs: Jobs) -> None:
+    """The integration of Kueue is off, as it is by default."""
+    head = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob"}
+    metadata = {"name": "queued", "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}
+    jobs.kube.request("POST", jobs.path, {**head, "metadata": metadata, "spec": spec_of()})
+    told = jobs.await_condition("queued", "Warning")
+    assert told["reason"] == "NotQueued"
+    assert "metadata.labels[kueue.x-k8s.io/queue-name]" in told["message"]
+    assert "integrations.kueue=true" in told["message"]
+    jobs.await_world("queued", 1)
+
+
 @pytest.mark.parametrize("name", ["elasticjob-shm", "elasticjob-token"])
 def test_a_volume_of_the_template_keeps_its_name(jobs: Jobs, name: str) -> None:
     jobs.create("clash", spec_of(pod={"volumes": [{"name": name, "emptyDir": {}}]}))

@@ -53,6 +53,19 @@ class TestAdmission:
         jobs.await_world("second", 2)
         assert queues.condition("second") == ("True", "Admitted")
 
+    def test_a_queue_that_only_the_pods_name_is_told(self, queues: Queues) -> None:
+        """Kueue queues jobs: its user would believe that this one has waited for its quota."""
+        jobs = queues.jobs
+        queues.make("gpus", 1)
+        spec = light_spec(**bounds(2, 2))
+        spec["template"]["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
+        jobs.create("misplaced", spec)
+        jobs.await_world("misplaced", 2)
+        told = jobs.await_condition("misplaced", "Warning")
+        assert told["reason"] == "NotQueued"
+        assert told["message"].startswith("spec.template.metadata.labels[kueue.x-k8s.io/queue-name] names the queue")
+        assert "metadata.labels of the job" in told["message"]
+
     def test_pods_carry_what_ties_them_to_their_workload(self, queues: Queues) -> None:
         queues.make("gpus", 3)
         queues.submit("tied", "gpus", **bounds(2, 3))

@@ -16,7 +16,7 @@ from elasticjob_operator.apply import manifests
 from elasticjob_operator.model.observe import Job, Pod
 from elasticjob_operator.model.quota import Placement, Quota, Share
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan.plan import NewPod, Plan, plan
+from elasticjob_operator.plan.plan import Config, NewPod, Plan, plan
 from elasticjob_operator.times import format_time
 
 BASE = Placement({"queue": "a"}, {"workload": "base"}, {"pool": "on-demand"})
@@ -68,6 +68,42 @@ def test_what_only_a_person_can_mend_is_a_warning_once() -> None:
     assert [e.reason for e in made.events if e.warning] == ["QueueNotFound"]
     again = plan(see(make_job(status=made.status), quota=quota))
     assert again.events == ()
+
+
+NAMED = {"kueue.x-k8s.io/queue-name": "team-a"}
+NOBODY = "names the queue 'team-a', and the job does not wait for its quota"
+MOVE, INSTALL = "write it into metadata.labels of the job", "install the operator with integrations.kueue=true"
+
+
+@pytest.mark.parametrize(
+    ("fields", "template", "has_kueue", "place", "remedies"),
+    [
+        pytest.param({"labels": NAMED}, {}, True, "", (), id="where it belongs"),
+        pytest.param({}, {}, False, "", (), id="none is named"),
+        pytest.param({"labels": NAMED}, {"labels": NAMED}, True, "", (), id="there, and on the pods"),
+        pytest.param({"labels": NAMED}, {}, False, "metadata.labels", (INSTALL,), id="nobody asks a queue"),
+        pytest.param({}, {"labels": NAMED}, True, "spec.template.metadata.labels", (MOVE,), id="on the pods alone"),
+        pytest.param({}, {"labels": NAMED}, False, "spec.template.metadata.labels", (MOVE, INSTALL), id="both"),
+        pytest.param({"annotations": NAMED}, {}, True, "metadata.annotations", (MOVE,), id="an annotation"),
+        pytest.param(
+            {}, {"annotations": NAMED}, True, "spec.template.metadata.annotations", (MOVE,), id="one of the pods"
+        ),
+        pytest.param({}, {"labels": None, "annotations": []}, True, "", (), id="nothing that can name one"),
+    ],
+)
+def test_a_queue_that_nobody_asks_is_told(
+    fields: dict[str, Any], template: dict[str, Any], has_kueue: bool, place: str, remedies: tuple[str, ...]
+) -> None:
+    spec = make_spec(template={"metadata": template, "spec": {"containers": [{"name": "worker"}]}})
+    made = plan(see(make_job(spec, **fields)), Config(has_kueue=has_kueue))
+    status, reason, message = condition(made, "Warning")
+    if not place:
+        assert reason != "NotQueued"
+        return
+    assert (status, reason) == ("True", "NotQueued")
+    assert message == f"{place}[kueue.x-k8s.io/queue-name] {NOBODY}: {', and '.join(remedies)}; or remove it"
+    assert [e.reason for e in made.events if e.warning] == ["NotQueued"]
+    assert made.create, "it trains"
 
 
 def test_an_admitted_job_makes_the_pods_that_have_quota() -> None:
