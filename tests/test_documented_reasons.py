@@ -15,7 +15,7 @@ OPERATOR = ROOT / "operator/elasticjob_operator"
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("operations", "kueue")]
 SPEAKERS: Final = (
     *("plan", "failures", "sizing", "apply", "run", "templates"),
-    *("api/names.py", "history/moments.py", "model/reading.py", "model/contradictions.py"),
+    *("api/names.py", "history/moments.py", "model/reading.py", "model/contradictions.py", "model/queueing.py"),
 )
 REASON: Final = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)+")
 # Words of the same form that are no reasons of the operator.

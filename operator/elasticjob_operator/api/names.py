@@ -37,9 +37,9 @@ LABEL_APP: Final = "app.kubernetes.io/managed-by"
 LABEL_APP_VALUE: Final = "elasticjob-operator"
 FIELD_MANAGER: Final = "elasticjob-operator"  # the API server takes it from the user agent
 
-# What Kueue writes on a job that MultiKueue has sent here from another cluster.
 KUEUE: Final = "kueue.x-k8s.io"
-LABEL_ORIGIN: Final = f"{KUEUE}/multikueue-origin"
+LABEL_QUEUE: Final = f"{KUEUE}/queue-name"  # of a job
+LABEL_ORIGIN: Final = f"{KUEUE}/multikueue-origin"  # of a job that MultiKueue has sent here from another cluster
 
 # Annotations.
 ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains

@@ -16,7 +16,6 @@ _MEMBERSHIP_ENV: Final = {
 }  # fmt: skip
 
 PLACEHOLDER_IMAGE: Final = "REPLACE-ME"  # not a valid image, so that an unedited job fails with this name
-_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
 def take_template(draft: Draft, template: object, path: str, trainer: str) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def take_run_policy(draft: Draft, run: Source) -> None:
         draft.template["spec"].setdefault("priorityClassName", priority)
     if queue:
         set_queue(draft, str(queue))
-        scheduling.warn("queue", f"became the label {_QUEUE_LABEL}: check that Kueue has it")
+        scheduling.warn("queue", f"became the label {names.LABEL_QUEUE}: check that Kueue has it")
     for key in sorted(scheduling.values):
         scheduling.warn(key, "has no counterpart: the gang is elasticPolicy.minReplicas")
     by = run.take("managedBy")
@@ -135,7 +134,7 @@ def set_queue(draft: Draft, queue: str) -> None:
     metadata = draft.document.get("metadata")
     if isinstance(metadata, dict):
         labels = metadata.get("labels")
-        metadata["labels"] = {_QUEUE_LABEL: queue, **(labels if isinstance(labels, dict) else {})}
+        metadata["labels"] = {names.LABEL_QUEUE: queue, **(labels if isinstance(labels, dict) else {})}
 
 
 def _has_name(variable: dict[str, Any]) -> bool:

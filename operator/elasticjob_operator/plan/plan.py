@@ -18,7 +18,7 @@ from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives, probing
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
-from elasticjob_operator.model import reading
+from elasticjob_operator.model import queueing, reading
 from elasticjob_operator.model.observe import resolve_nproc
 from elasticjob_operator.model.reading import Notice
 from elasticjob_operator.model.revise import StatusFields, revise
@@ -51,7 +51,7 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
     if made.status is not seen.job.status:
-        made = _report_quota(seen, _warn(seen, made))
+        made = _report_quota(seen, _warn(seen, config, made))
         status, generation = made.status, seen.job.generation
         if not seen.job.status.finished:  # of one that has, no change of the spec matters any more
             conditions = summary.summarize(status, seen.now)
@@ -93,13 +93,14 @@ def _plan(seen: Seen, config: Config) -> Plan:
     return replace(made, wake_at=first(made.wake_at, deadline.at))
 
 
-def _warn(seen: Seen, made: Plan) -> Plan:
+def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
     """Set the condition `Warning` while there are warnings that do not stop the job."""
     held, held_at = held_pods.find_held(seen.pods, seen.now)
     made = replace(made, wake_at=first(made.wake_at, held_at))
+    unasked = queueing.find_unasked(seen.job, has_kueue=config.has_kueue)
     before, notices = (
         made.status.condition("Warning"),
-        (*seen.job.notices, *held, *_find_untold(seen, made.status), *_find_unwatched(seen)),
+        (*seen.job.notices, *unasked, *held, *_find_untold(seen, made.status), *_find_unwatched(seen)),
     )
     if not notices and (before is None or before.status == "False"):
         return made

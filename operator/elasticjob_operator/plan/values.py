@@ -32,6 +32,7 @@ class Config:
     membership: member_health.Settings = field(default_factory=member_health.Settings)
     stable_seconds: float = growth.STABLE_SECONDS
     ca_pem: str = ""
+    has_kueue: bool = False  # queues are asked
     has_native_gangs: bool = False  # PodGroups of Kubernetes' own scheduler are served, and wanted
 
 

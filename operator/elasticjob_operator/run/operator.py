@@ -114,7 +114,11 @@ class Operator:
             self.cache,
             self.hub,
             self.applier,
-            Config(membership=options.settings, stable_seconds=options.stable_seconds),
+            Config(
+                membership=options.settings,
+                stable_seconds=options.stable_seconds,
+                has_kueue=self.kueue is not None,
+            ),
             observer=self._observe_pass,
             find_pool_decision=self.pool.find_decision,
             on_forget=self._forget,

@@ -12,7 +12,7 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 MULTIKUEUE: Final = f"{GROUP}/multikueue"
 
 # Labels and annotations of a job.
-LABEL_QUEUE: Final = f"{GROUP}/queue-name"
+LABEL_QUEUE: Final = ours.LABEL_QUEUE
 LABEL_PRIORITY: Final = f"{GROUP}/priority-class"
 ANNOTATION_GROWTH_PRIORITY: Final = "elasticjob.dev/growth-priority-class"  # ours: of what is above minReplicas
 PREBUILT: Final = f"{GROUP}/prebuilt-workload-name"  # a label, or an annotation where the name is too long for one

@@ -1,0 +1,40 @@
+"""A queue of Kueue that is named where nobody asks it: the job trains without quota, and nobody knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from elasticjob_operator.api import names
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.reading import Notice
+
+
+def find_unasked(job: Job, *, has_kueue: bool) -> tuple[Notice, ...]:
+    """The warning about a queue that is not asked. `has_kueue`: the integration is on."""
+    place, queue = next(_find_queues(job), ("", ""))
+    is_there = place == "metadata.labels"
+    if not queue or (is_there and has_kueue):
+        return ()
+    remedies = () if is_there else ("write it into metadata.labels of the job",)
+    remedies += () if has_kueue else ("install the operator with integrations.kueue=true",)
+    message = (
+        f"{place}[{names.LABEL_QUEUE}] names the queue {queue!r}, and the job does not wait for its quota: "
+        f"{', and '.join(remedies)}; or remove it"
+    )
+    return (Notice("NotQueued", message),)
+
+
+def _find_queues(job: Job) -> Iterator[tuple[str, str]]:
+    """Where a queue is named, and which; the right place comes first."""
+    described = job.spec.template.get("metadata") if job.spec is not None else None
+    of_pods = described if isinstance(described, Mapping) else {}
+    places = (
+        ("metadata.labels", job.labels),
+        ("metadata.annotations", job.annotations),
+        ("spec.template.metadata.labels", of_pods.get("labels")),
+        ("spec.template.metadata.annotations", of_pods.get("annotations")),
+    )
+    for place, marks in places:
+        queue = marks.get(names.LABEL_QUEUE) if isinstance(marks, Mapping) else None
+        if queue and isinstance(queue, str):
+            yield place, queue[:63]
