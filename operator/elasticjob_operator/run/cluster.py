@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from elasticjob_operator.api import names
 from elasticjob_operator.apply import manifests
@@ -30,9 +32,9 @@ async def discover(api: Api, *, with_gangs: bool, with_image_volumes: bool) -> S
     """What the cluster serves. The scheduler's own PodGroups and images as volumes count only where they are wanted."""
     found = served.read_groups(await insist(lambda: api.request("GET", "/apis")))
     for version in served.VERSIONS[Kind.POD_GROUP]:
-        listed = {}
+        listed: Mapping[str, Any] = {}
         if with_gangs and version in found.group_versions:
-            listed = await insist(functools.partial(api.request, "GET", f"/apis/{version}"))
+            listed = await insist(functools.partial(_list_kinds, api, version))
         found = served.keep_listed(found, version, listed, Kind.POD_GROUP)
     if with_gangs and not found.has(Kind.POD_GROUP):
         wanted = " or ".join(served.VERSIONS[Kind.POD_GROUP])
@@ -41,6 +43,17 @@ async def discover(api: Api, *, with_gangs: bool, with_image_volumes: bool) -> S
         found = replace(found, version=served.read_version(await insist(lambda: api.request("GET", "/version"))))
         if not found.has_image_volumes:
             logger.warning("the cluster has no image volumes: an init container copies the runtime")
+    return found
+
+
+async def _list_kinds(api: Api, version: str) -> Mapping[str, Any]:
+    """The kinds of this version; none where another server answers, which does not know it."""
+    try:
+        found: Mapping[str, Any] = await api.request("GET", f"/apis/{version}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return {}
     return found
 
 
