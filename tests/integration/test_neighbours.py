@@ -171,6 +171,22 @@ def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Callable[.
         jobs.kube.request("PATCH", path, ended, content_type=STRATEGIC)
 
 
+def test_the_runtime_fits_wherever_the_trainer_fits(lab: Callable[..., Jobs]) -> None:
+    """A LimitRange is about each container, and its message names none: nobody would look for one of the operator's."""
+    jobs = lab("ranges")
+    limit = {"type": "Container", "min": {"cpu": "1", "memory": "1Gi"}, "maxLimitRequestRatio": {"cpu": "2"}}
+    body = {"metadata": {"name": "range"}, "spec": {"limits": [limit]}}
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/limitranges", body)
+    amounts = {"cpu": "2", "memory": "2Gi"}
+    spec = build_spec(2, runtimeInjection="Always")
+    spec["template"]["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
+    jobs.create("job", spec)
+    await_healthy(jobs, 2)
+    for pod in jobs.pods("job"):
+        assert [c["name"] for c in pod["spec"]["initContainers"]] == ["elasticjob-runtime"]
+        assert pod["status"]["qosClass"] == "Guaranteed", "as without the runtime: whoever pins CPUs asks for it"
+
+
 def test_the_runtime_comes_into_a_restricted_namespace(lab: Callable[..., Jobs]) -> None:
     jobs = lab("restricted")
     if parse_version(jobs.cluster.version) < (1, 25):

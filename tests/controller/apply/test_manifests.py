@@ -268,6 +268,32 @@ def test_runtime_injection(fields: dict[str, Any], settings: Settings, injected:
     assert ("PYTHONPATH" in environment(pod)) is injected
 
 
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        pytest.param(
+            {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 1}},
+            {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "4", "memory": "8Gi"}},
+            id="without devices",
+        ),
+        pytest.param(
+            {"limits": {"ephemeral-storage": "1Gi"}, "claims": [{"name": "gpu"}]},
+            {"limits": {"ephemeral-storage": "1Gi"}},
+            id="without claims",
+        ),
+        pytest.param({}, {}, id="none"),
+        pytest.param(None, {}, id="null"),
+    ],
+)
+def test_the_runtime_is_copied_with_the_amounts_of_the_trainer(resources: Any, expected: dict[str, Any]) -> None:
+    """Then it fits where the trainer fits, whatever a LimitRange says, and the pod keeps its QoS class."""
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["containers"][0] |= {"resources": resources}
+    pod = build(make_spec(template=template, runtimeInjection="Always"), replace(SETTINGS, runtime_image="r:1"))
+    (installer,) = pod["spec"]["initContainers"]
+    assert installer["resources"] == expected
+
+
 def test_offenders_are_asked_last() -> None:
     affinity = build(avoid=("node1",))["spec"]["affinity"]["nodeAffinity"]
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
