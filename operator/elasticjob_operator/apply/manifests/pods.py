@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
@@ -18,6 +19,7 @@ from elasticjob_operator.pool.capacity import find_pool
 
 # Torch's own rendezvous: the shortest constants that stay correct (docs/design.md says how they were found).
 C10D_CONF = {"join_timeout": "600", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+_AMOUNTS: Final = ("cpu", "memory", "ephemeral-storage")
 UNLIMITED_RESTARTS = "1000000"  # the operator enforces the restart budget of the job
 
 
@@ -284,7 +286,7 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "image": image}, {**mount, "subPath": "runtime"})
     else:
         name = _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
-        body["initContainers"] = [_build_installer(settings, name), *(body.get("initContainers") or [])]
+        body["initContainers"] = [_build_installer(settings, name, trainer), *(body.get("initContainers") or [])]
     packages = f"{names.RUNTIME_PATH}/site-packages"
     theirs = next((v for v in trainer["env"] if v.get("name") == "PYTHONPATH" and v.get("value") is not None), None)
     if theirs is None:
@@ -294,18 +296,19 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         trainer["env"] = [both if v is theirs else v for v in trainer["env"]]
 
 
-def _build_installer(settings: Settings, volume: str) -> Object:
-    """The init container that copies the runtime into the pod's volume."""
+def _build_installer(settings: Settings, volume: str, trainer: Object) -> Object:
+    """The init container that copies the runtime into the pod's volume.
+
+    It has the trainer's amounts, which are free again when that starts. So it fits wherever the trainer fits, whatever
+    a LimitRange says of each container, and the pod keeps its QoS class.
+    """
     return {
         "name": "elasticjob-runtime",
         "image": settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["/runtime/install", names.RUNTIME_PATH],
         "volumeMounts": [{"name": volume, "mountPath": names.RUNTIME_PATH}],
-        "resources": {
-            "requests": {"cpu": "10m", "memory": "32Mi"},
-            "limits": {"cpu": "500m", "memory": "128Mi"},
-        },
+        "resources": _find_amounts(trainer),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -315,6 +318,16 @@ def _build_installer(settings: Settings, volume: str) -> Object:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
+
+
+def _find_amounts(trainer: Object) -> Object:
+    """What a container asks for beside devices."""
+    theirs = trainer.get("resources") or {}
+    found = {
+        kind: {name: amount for name, amount in (theirs.get(kind) or {}).items() if name in _AMOUNTS}
+        for kind in ("requests", "limits")
+    }
+    return {kind: amounts for kind, amounts in found.items() if amounts}
 
 
 def _place(described: Object, body: Object, placement: Placement) -> None:
