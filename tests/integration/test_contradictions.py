@@ -38,9 +38,15 @@ def test_a_failing_liveness_probe_is_charged_and_named(jobs: Jobs, arguments: tu
     assert "spec.template.spec.containers[worker].livenessProbe" in failed["message"]
 
 
+AGENT = light_spec()["template"]["spec"]["containers"][0]["command"]
+ALONE = ["sh", "-c", f"[ -n '' ] && torchrun --standalone train.py; exec {' '.join(AGENT)}"]
+
+
 @pytest.mark.parametrize(
     ("pod", "trainer", "reason", "told"),
     [
+        pytest.param({}, {"command": ALONE}, "RendezvousOverridden",
+                     "the argument --standalone of container 'worker'", id="argument"),
         pytest.param({"terminationGracePeriodSeconds": 1}, {}, "GraceTooShort",
                      "spec.template.spec.terminationGracePeriodSeconds is 1", id="grace"),
         pytest.param({"hostname": "fixed"}, {}, "FixedHostname", "spec.template.spec.hostname", id="hostname"),
@@ -68,6 +74,33 @@ def test_a_queue_that_nobody_asks_is_told(jobs: Jobs) -> None:
     assert "metadata.labels[kueue.x-k8s.io/queue-name]" in told["message"]
     assert "integrations.kueue=true" in told["message"]
     jobs.await_world("queued", 1)
+
+
+def test_a_pod_that_is_to_restart_by_itself_is_refused(jobs: Jobs) -> None:
+    jobs.create("restarts", spec_of(pod={"restartPolicy": "OnFailure"}))
+    failed = jobs.await_condition("restarts", "Failed")
+    assert failed["reason"] == "InvalidSpec"
+    assert "spec.restartPolicy must be Never or left out, not OnFailure" in failed["message"]
+    assert "the operator replaces pods" in failed["message"]
+    assert jobs.pods("restarts") == []
+
+
+def test_what_the_template_says_of_the_pod_itself_does_no_harm(jobs: Jobs) -> None:
+    spec = spec_of(trainer={"readinessProbe": {"exec": {"command": ["false"]}, "periodSeconds": 1}})
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1-2-3"}
+    spec["template"]["metadata"] = {
+        "name": "mine",
+        "namespace": "kube-system",
+        "finalizers": ["example.com/kept"],
+        "ownerReferences": [owner],
+        "labels": {"elasticjob.dev/job-name": "another", "elasticjob.dev/replica-index": "7", "team": "nlp"},
+    }
+    jobs.create("described", spec)
+    jobs.await_world("described", 1)
+    (pod,) = [p["metadata"] for p in jobs.pods("described")]
+    assert (pod["name"], pod["namespace"], pod.get("finalizers")) == ("described-worker-0", jobs.namespace, None)
+    assert [one["kind"] for one in pod["ownerReferences"]] == ["ElasticJob"]
+    assert (pod["labels"]["team"], pod["labels"]["elasticjob.dev/replica-index"]) == ("nlp", "0")
 
 
 @pytest.mark.parametrize("name", ["elasticjob-shm", "elasticjob-token"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob_devcluster import KubeError
+from elasticjob_devcluster.flags import parse_version
 from operator_fixture import Jobs, light_spec, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -23,6 +25,20 @@ def test_what_is_applied_again_changes_nothing(jobs: Jobs) -> None:
     assert jobs.get("kept")["spec"]["replicas"] == 2
     assert jobs.status("kept")["rendezvous"]["generation"] == shrunk
     assert not [message for reason, message in jobs.events("kept") if reason == "SizeContested"]
+
+
+def test_a_size_that_somebody_else_has_set_is_a_conflict(jobs: Jobs) -> None:
+    """Of whoever has it in the file: the API server names the field."""
+    if parse_version(jobs.cluster.version) < (1, 25):
+        pytest.skip("old API servers do not note who writes the subresource")
+    spec = light_spec()
+    jobs.apply("kept", spec)
+    jobs.await_world("kept", 2)
+    jobs.scale("kept", 3)
+    jobs.await_world("kept", 3)
+    with pytest.raises(KubeError, match=r"\.spec\.replicas"):
+        jobs.apply("kept", spec)
+    assert jobs.get("kept")["spec"]["replicas"] == 3
 
 
 def test_a_spec_with_all_that_the_operator_fills_in_stays_as_it_was_written(jobs: Jobs) -> None:

@@ -162,8 +162,11 @@ def test_active_deadline(jobs: Jobs) -> None:
     wait_for(lambda: all(p["status"]["phase"] in ended for p in jobs.pods("late")), "its pods end, or are gone")
 
 
-def test_drain_moves_a_member(jobs: Jobs, cluster: Cluster) -> None:
-    jobs.create("drain", light_spec("--leave-on-term", replicas=2))
+@pytest.mark.parametrize("least", [1, 2])
+def test_drain_moves_a_member(jobs: Jobs, cluster: Cluster, least: int) -> None:
+    """Also of a job that may not be smaller: its budget holds up the drain until the pod is replaced."""
+    bounds = {"minReplicas": least, "maxReplicas": 4 // least, "gracefulShutdownTimeoutSeconds": 2}
+    jobs.create("drain", light_spec("--leave-on-term", replicas=2, elasticPolicy=bounds))
     before = jobs.await_world("drain", 2)
     node = before["rendezvous"]["members"][1]["node"]
     try:
@@ -244,6 +247,17 @@ class TestBadInput:
         failed = jobs.await_condition("bad", "Failed")
         assert "no-such-program" in failed["message"]
 
+    @pytest.mark.parametrize("where", ["an argument", "a variable"])
+    def test_a_text_that_no_program_can_be_started_with(self, jobs: Jobs, where: str) -> None:
+        """Linux takes no longer one, of however many bytes all of them may be."""
+        spec, text = light_spec(), "x" * 140_000
+        trainer = spec["template"]["spec"]["containers"][0]
+        trainer |= {"args": [text]} if where == "an argument" else {"env": [{"name": "CONFIG", "value": text}]}
+        jobs.create("bad", spec)
+        failed = jobs.await_condition("bad", "Failed")
+        assert "rgument list too long" in failed["message"]
+        assert "ConfigMap" in failed["message"], "where such a text belongs"
+
     def test_a_name_that_is_taken(self, jobs: Jobs) -> None:
         pod = {
             "metadata": {"name": "mine-worker-0"},
@@ -262,10 +276,18 @@ class TestBadInput:
         assert jobs.await_world("gone", 1)["rendezvous"]["generation"] == 1
 
 
-def test_a_namespace_deleted_in_the_middle(jobs: Jobs, operator: OperatorProcess, cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["", "the operator is killed meanwhile"])
+def test_a_namespace_deleted_in_the_middle(
+    jobs: Jobs, operator: OperatorProcess, cluster: Cluster, is_killed: bool
+) -> None:
     jobs.create("gone", light_spec())
+    jobs.create("asleep", light_spec(runPolicy={"suspend": True}))
     jobs.await_world("gone", 2)
+    if is_killed:
+        operator.kill()
     jobs.kube.request("DELETE", f"/api/v1/namespaces/{jobs.namespace}")
+    if is_killed:
+        operator.start()
     wait_for(lambda: cluster.kube.get(f"/api/v1/namespaces/{jobs.namespace}") is None, "the namespace is gone", 90)
     assert operator.process is not None
     assert operator.process.poll() is None, "the operator goes on"

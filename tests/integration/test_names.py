@@ -46,8 +46,17 @@ def test_every_name_trains(jobs: Jobs) -> None:
     assert len(services) == len(NAMES), "each job has one of its own"
 
 
+def test_a_generated_name_trains(jobs: Jobs) -> None:
+    head = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob"}
+    body = {**head, "metadata": {"generateName": "llama-3.1-"}, "spec": light_spec(replicas=1)}
+    name = jobs.kube.request("POST", jobs.path, body)["metadata"]["name"]
+    assert name.startswith("llama-3.1-") and len(name) > len("llama-3.1-")
+    jobs.await_world(name, 1)
+    assert len(read_pods(jobs, name)) == 1
+
+
 def test_the_endpoint_is_where_the_first_pod_is(jobs: Jobs) -> None:
-    names = ("llama-3.1-8b", "a" * 57, "b" * 64)
+    names = ("llama-3.1-8b", "3d-unet", "a" * 57, "b" * 64)
     spec = light_spec(replicas=1, rendezvous={"backend": "c10d"})
     spec["template"]["spec"]["containers"][0]["command"] = ["sleep", "100"]
     for name in names:

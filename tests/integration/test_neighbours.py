@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ NODES = (
     NodeSpec("refuses", cpu=100, pods=400, labels={light_nodes.REFUSES: "TopologyAffinityError"}),
 )
 STRATEGIC = "application/strategic-merge-patch+json"
+NO_HOOK = {"metadata": {"labels": {webhooks.LABEL: None}}}
 
 
 def build_spec(replicas: int, pod: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -104,6 +106,75 @@ def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Callable[..., Jobs
     assert "WriteFailed" not in [reason for reason, _ in slow.events("job")]
 
 
+@pytest.mark.parametrize("kind", ["mutates", "shm"])
+def test_a_webhook_that_changes_pods_does_no_harm(lab: Callable[..., Jobs], kind: str) -> None:
+    """A container in front of the trainer, tolerations, labels; a mount where the operator has one."""
+    jobs = lab(f"hook-{kind}", chaos_hook=kind)
+    jobs.create("job", build_spec(2))
+    assert not await_healthy(jobs, 2)["restarts"].get("total")
+    uids = {pod["metadata"]["uid"] for pod in jobs.pods("job")}
+    jobs.scale("job", 3)
+    await_healthy(jobs, 3)
+    assert uids <= {pod["metadata"]["uid"] for pod in jobs.pods("job")}, "nobody takes them for others' pods"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "words"),
+    [
+        pytest.param("denies", "CreateForbidden", ("denies.hook.example", "only pods with a cost centre"), id="denies"),
+        pytest.param("spoils", "PodAltered", ("spec.nodeSelector", "webhook"), id="makes them invalid"),
+    ],
+)
+def test_a_webhook_that_refuses_pods_is_told(
+    lab: Callable[..., Jobs], kind: str, reason: str, words: tuple[str, ...]
+) -> None:
+    jobs = lab(f"hook-{kind}", chaos_hook=kind)
+    jobs.create("job", build_spec(2))
+    told = wait_for(lambda: read_told(jobs, reason), "it is told")
+    assert [word for word in words if word not in told] == []
+    jobs.kube.request("PATCH", f"/api/v1/namespaces/{jobs.namespace}", NO_HOOK, content_type=MERGE)
+    assert not await_healthy(jobs, 2)["restarts"].get("total")
+
+
+def test_a_node_that_refuses_all_pods_gets_few_however_often_the_size_changes(lab: Callable[..., Jobs]) -> None:
+    """A size mends nothing: an autoscaler, or two writers, would make a pod with each of their changes."""
+    jobs = lab("rescaled")
+    tolerated = {"nodeSelector": {light_nodes.REFUSES: "TopologyAffinityError"}}
+    jobs.create("job", build_spec(2, tolerated))
+    made: set[str] = set()
+    changes = itertools.cycle((3, 2))
+    began = changed = time.monotonic()
+    while time.monotonic() - began < 30:
+        made |= {pod["metadata"]["uid"] for pod in jobs.pods("job")}
+        if time.monotonic() - changed > 2:
+            jobs.scale("job", next(changes))
+            changed = time.monotonic()
+        time.sleep(0.05)
+    assert len(made) <= 13, "the first ones, and ten in a minute"
+    told = wait_for(lambda: read_told(jobs, "BackOff"), "it is told")
+    assert "TopologyAffinityError" in told
+
+
+def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Callable[..., Jobs]) -> None:
+    jobs = lab("beside")
+    spec = build_spec(1)
+    proxy = {"name": "proxy", "image": f"{light_nodes.HERE}proxy:1", "command": ["sleep", "1000"]}
+    spec["template"]["spec"]["containers"].insert(0, proxy)
+    spec["template"]["metadata"] = {"annotations": {"elasticjob.dev/trainer-container": "trainer"}}
+    jobs.create("job", spec)
+    await_healthy(jobs, 1)
+    (pod,) = jobs.pods("job")
+    states = pod["status"]["containerStatuses"]
+    proxy = next(one for one in states if one["name"] == "proxy")
+    proxy |= {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "ready": False}
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod['metadata']['name']}/status"
+    jobs.kube.request("PATCH", path, {"status": {"containerStatuses": states}}, content_type=MERGE)
+    told = wait_for(lambda: read_told(jobs, "SidecarFailed"), "it is told")
+    assert "container 'proxy' ended with exit code 137 [OOMKilled]" in told
+    assert "resources.limits.memory" in told
+    assert jobs.condition("job", "Running")["status"] == "True", "the trainer goes on"
+
+
 def test_a_pull_secret_that_comes_later(lab: Callable[..., Jobs]) -> None:
     jobs = lab("pulls")
     spec = build_spec(2, {"imagePullSecrets": [{"name": "regcred"}]})
@@ -181,8 +252,7 @@ def test_the_runtime_fits_wherever_the_trainer_fits(lab: Callable[..., Jobs]) ->
     spec = build_spec(2, runtimeInjection="Always")
     spec["template"]["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
     jobs.create("job", spec)
-    await_healthy(jobs, 2)
-    for pod in jobs.pods("job"):
+    for pod in wait_for(lambda: p if len(p := jobs.pods("job")) == 2 else None, "both pods are admitted"):
         assert [c["name"] for c in pod["spec"]["initContainers"]] == ["elasticjob-runtime"]
         assert pod["status"]["qosClass"] == "Guaranteed", "as without the runtime: whoever pins CPUs asks for it"
 

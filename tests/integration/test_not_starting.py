@@ -75,6 +75,17 @@ def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: J
     wait_for(lambda: jobs.condition("mounts", "Degraded")["status"] == "False", "nothing is told any more")
 
 
+def test_a_secret_for_variables_is_named_and_may_come_later(jobs: Jobs) -> None:
+    spec = light_spec()
+    spec["template"]["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": "wandb-api-key"}}]
+    jobs.create("tracked", spec)
+    assert 'secret "wandb-api-key" not found' in await_told(jobs, "tracked", "CreateContainerConfigError")
+    secret = {"metadata": {"name": "wandb-api-key"}, "stringData": {"KEY": "x"}}
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", secret)
+    assert not jobs.await_world("tracked", 2)["restarts"].get("total")
+    wait_for(lambda: jobs.condition("tracked", "Degraded")["status"] == "False", "nothing is told any more")
+
+
 def test_what_is_in_the_way_is_told_while_the_cluster_deletes_the_pods(jobs: Jobs) -> None:
     """It deletes those of a node that is not there, again and again; the job was silent until the next one was old."""
     spec = light_spec(replicas=1)
@@ -186,7 +197,7 @@ def test_what_keeps_further_pods_off_all_nodes_is_told_when_they_are_withdrawn(j
 
 
 @contextlib.contextmanager
-def dead_webhook(cluster: Cluster, namespace: str) -> Iterator[None]:
+def dead_webhook(cluster: Cluster, namespace: str, policy: str = "Fail") -> Iterator[None]:
     """A webhook for pods of this namespace that nobody serves."""
     path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
     hook = {
@@ -194,7 +205,7 @@ def dead_webhook(cluster: Cluster, namespace: str) -> Iterator[None]:
         "clientConfig": {"url": f"https://127.0.0.1:{free_port()}/"},
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
         "namespaceSelector": {"matchLabels": {"hooked": namespace}},
-        "failurePolicy": "Fail",
+        "failurePolicy": policy,
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
@@ -217,6 +228,14 @@ def test_an_admission_webhook_that_fails_is_told(jobs: Jobs, cluster: Cluster) -
     jobs.await_world("hooked", 2)
     wait_for(lambda: jobs.condition("hooked", "Degraded")["status"] == "False", "nothing is told any more")
     assert jobs.status("hooked")["restarts"]["total"] == 0
+
+
+def test_an_admission_webhook_that_may_fail_is_in_nobodys_way(jobs: Jobs, cluster: Cluster) -> None:
+    with dead_webhook(cluster, jobs.namespace, "Ignore"):
+        jobs.create("hooked", light_spec())
+        jobs.await_world("hooked", 2)
+        assert jobs.condition("hooked", "Degraded").get("status") != "True"
+        assert "WriteFailed" not in [reason for reason, _ in jobs.events("hooked")]
 
 
 def test_an_init_container_that_fails_is_named(jobs: Jobs) -> None:

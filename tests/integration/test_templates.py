@@ -93,7 +93,7 @@ def test_a_job_waits_for_its_template_and_keeps_what_it_took(
 
 def test_the_template_of_the_namespace_comes_first_and_must_fit(cluster: Cluster, jobs: Jobs, namespace: str) -> None:
     kube = cluster.kube
-    name = f"both-{secrets.token_hex(3)}"
+    name = f"team.v1-{secrets.token_hex(3)}"
     whole = light_spec("--steps", "3")
     del whole["replicas"]
     near, far = (f"{GROUP}/namespaces/{place}/elasticjobtemplates" for place in (namespace, "default"))

@@ -364,6 +364,12 @@ def test_equal_templates_have_equal_hashes() -> None:
     ("name", "state", "told"),
     [
         pytest.param("proxy", {"terminated": {"exitCode": 1}}, "container 'proxy' ended with exit code 1", id="failed"),
+        pytest.param(
+            "proxy",
+            {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            "container 'proxy' ended with exit code 137 [OOMKilled]",
+            id="needs more memory",
+        ),
         pytest.param("proxy", {"terminated": {"exitCode": 0}}, "", id="had done its work"),
         pytest.param("proxy", {"running": {}}, "", id="runs"),
         pytest.param("trainer", {"terminated": {"exitCode": 1}}, "", id="the trainer itself"),
