@@ -107,14 +107,16 @@ def find_sick_device(status: Raw) -> str:
 
 
 def find_dead_sidecar(status: Raw, trainer: str) -> str:
-    """The first container beside the trainer that has failed, with its exit code; "" if none has.
+    """The first container beside the trainer that has failed, with exit code and reason; "" if none has.
 
     With `restartPolicy: Never`, nobody restarts it. One that ended with 0 had done its work.
     """
     for container in status.get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated") or {}
         if container.get("name") != trainer and ended.get("exitCode"):
-            return f"container {container.get('name')!r} ended with exit code {ended['exitCode']}"
+            reason = str(ended.get("reason") or "Error")[:64]
+            why = "" if reason == "Error" else f" [{reason}]"
+            return f"container {container.get('name')!r} ended with exit code {ended['exitCode']}{why}"
     return ""
 
 

@@ -173,7 +173,8 @@ def _find_difference(seen: Seen, spec: api.Spec, status: api.Status) -> tuple[st
         return "ResizePending", f"{held.name} keeps its CPU and memory: {held.resize_problem}"
     alone = next((p for p in seen.pods if p.live and p.dead_sidecar), None)
     if alone is not None:
-        return "SidecarFailed", f"{alone.name}: {alone.dead_sidecar}, and its trainer goes on without it"
+        remedy = ": raise its resources.limits.memory" if alone.dead_sidecar.endswith("[OOMKilled]") else ""
+        return "SidecarFailed", f"{alone.name}: {alone.dead_sidecar}, and its trainer goes on without it{remedy}"
     if status.template_hash == spec.template_hash:
         return None
     message = "spec.template has changed: suspend and resume the job to recreate all its pods"
