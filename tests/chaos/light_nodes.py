@@ -47,8 +47,9 @@ TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 PROGRAMS: Final = frozenset(
-    {"accelerate", "bash", "fallocate", "false", "mpirun", "python", "sh", "sleep", "torchrun", "true"}
-)
+    {"accelerate", "bash", "conda", "env", "fallocate", "false", "mpirun", "numactl", "python", "sh", "sleep",
+     "torchrun", "true", "uv"}
+)  # fmt: skip
 
 
 def find_program(container: Raw, *, is_init: bool) -> str:

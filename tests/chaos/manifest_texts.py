@@ -414,6 +414,113 @@ TEXTS: Final = (
                           cluster-autoscaler.kubernetes.io/safe-to-evict: "false",
                           container.apparmor.security.beta.kubernetes.io/pytorch: unconfined}"""),
     Text("wrong-place", spec="restartPolicy: OnFailure\nnproc_per_node: 8"),
+    # Node pools of the clouds, and what their pages say of them.
+    Text("eks-pool", GPUS, """
+        nodeSelector: {eks.amazonaws.com/nodegroup: p5, node.kubernetes.io/instance-type: p5.48xlarge}
+        tolerations: [{key: nvidia.com/gpu, operator: Exists}]""", told=("nodeSelector: eks.amazonaws.com/nodegroup",)),
+    Text("aks-pool", GPUS, """
+        nodeSelector: {kubernetes.azure.com/scalesetpriority: spot}
+        tolerations: [{key: kubernetes.azure.com/scalesetpriority, operator: Equal, value: spot, effect: NoSchedule}]
+        """, told=("nodeSelector: kubernetes.azure.com/scalesetpriority",)),
+    Text("gke-class", GPUS, "nodeSelector: {cloud.google.com/compute-class: a3, cloud.google.com/gke-spot: 'true'}",
+         told=("nodeSelector: cloud.google.com/",)),
+    Text("karpenter", GPUS, "nodeSelector: {karpenter.sh/capacity-type: on-demand}",
+         told=("nodeSelector: karpenter.sh",)),
+    Text("not-on-arm", pod="""
+        affinity:
+          nodeAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/arch, operator: NotIn, values: [arm64]},
+                                                      {key: node.kubernetes.io/exclude, operator: DoesNotExist}]}]"""),
+    Text("windows-tolerated", pod="tolerations: [{key: os, operator: Equal, value: windows, effect: NoSchedule}]"),
+    Text("spread-by-keys", pod="""
+        topologySpreadConstraints:
+          - {maxSkew: 1, minDomains: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule,
+             nodeTaintsPolicy: Honor, nodeAffinityPolicy: Honor, matchLabelKeys: [pod-template-hash],
+             labelSelector: {matchLabels: {app: spread-by-keys}}}""",
+         spec="template: {metadata: {labels: {app: spread-by-keys}}}"),
+    Text("alone-by-keys", pod="""
+        affinity:
+          podAntiAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              - {topologyKey: kubernetes.io/hostname, matchLabelKeys: [pod-template-hash],
+                 labelSelector: {matchLabels: {app: alone-by-keys}}}""",
+         spec="template: {metadata: {labels: {app: alone-by-keys}}}"),
+    Text("one-port-a-node", "ports: [{containerPort: 31999, hostPort: 31999, name: metrics}]"),
+    # What tools beside us write into templates.
+    Text("queue-of-the-pods", spec="template: {metadata: {labels: {kueue.x-k8s.io/queue-name: here-queue}}}",
+         warned=("metadata.labels of the job",)),
+    Text("vault", spec="""
+        template:
+          metadata:
+            annotations: {vault.hashicorp.com/agent-inject: "true", vault.hashicorp.com/role: train,
+                          vault.hashicorp.com/agent-inject-secret-hf: secret/data/hf}"""),
+    Text("tracked", spec="""
+        template:
+          metadata:
+            finalizers: [foregroundDeletion]
+            labels: {argocd.argoproj.io/instance: train, helm.sh/chart: train-1.2.3}
+            annotations: {alpha.jobset.sigs.k8s.io/exclusive-topology: gke-nodepool, ad.datadoghq.com/x: ""}
+        """),
+    Text("unresolved-image", "image: '${IMAGE}:${TAG}'", told=("${IMAGE}",)),
+    Text("pinned-image", f"image: '{HERE}torch@sha256:{'0' * 64}'\nimagePullPolicy: Always"),
+    Text("database-proxy", "env: [{name: DB, value: 127.0.0.1}]", f"""
+        containers:
+          - {{name: cloud-sql-proxy, image: '{HERE}proxy:2', command: [sleep, infinity], restartPolicy: Never,
+             securityContext: {{runAsNonRoot: true, runAsUser: 65532}}, resources: {{requests: {{cpu: 100m}}}}}}
+          - {{name: exporter, image: '{HERE}dcgm', command: [sleep, infinity],
+             ports: [{{containerPort: 9400, name: metrics}}]}}"""),
+    Text("init-and-sidecar", pod=f"""
+        initContainers:
+          - {{name: wait-for-data, image: '{HERE}busybox', command: [sh, -c, "until ls /data; do sleep 1; done"]}}
+          - {{name: mesh, image: '{HERE}mesh', restartPolicy: Always, command: [sleep, infinity],
+             lifecycle: {{preStop: {{exec: {{command: [sleep, "5"]}}}}}}}}""",
+         told=("initContainers: mesh",), trains_from=29),
+    Text("uv", "command: [uv, run, --no-sync, torchrun, train.py]"),
+    Text("conda", "command: [conda, run, --no-capture-output, -n, train, torchrun, --nproc-per-node=1, train.py]"),
+    Text("numactl", "command: [numactl, --cpunodebind=0, --membind=0, torchrun, train.py]"),
+    Text("deepspeed", "command: [deepspeed, --num_gpus=8, train.py, --deepspeed, ds.json]",
+         told=("torchrun", "deepspeed")),
+    # Ends, knobs and volumes.
+    Text("grace-of-a-day", pod="terminationGracePeriodSeconds: 86400"),
+    Text("pre-stop-without-end", "lifecycle: {preStop: {exec: {command: [sleep, infinity]}}}"),
+    Text("signal-to-stop", "lifecycle: {stopSignal: SIGUSR1}", "os: {name: linux}"),
+    Text("resized-in-place", """
+        resizePolicy:
+          - {resourceName: cpu, restartPolicy: NotRequired}
+          - {resourceName: memory, restartPolicy: NotRequired}
+        resources: {requests: {cpu: "1", memory: 1Gi}}"""),
+    Text("less-than-its-container", "resources: {requests: {cpu: '4'}}", "resources: {limits: {cpu: '2'}}",
+         told=("resources",)),
+    Text("own-users-and-host-network", pod="{hostUsers: false, hostNetwork: true}", told=("hostUsers", "hostNetwork")),
+    Text("sysctls", pod="""
+        securityContext: {sysctls: [{name: net.core.somaxconn, value: "4096"}], seLinuxChangePolicy: Recursive,
+                          supplementalGroupsPolicy: Merge}"""),
+    Text("docker-socket", "volumeMounts: [{name: docker, mountPath: /var/run/docker.sock}]",
+         "volumes: [{name: docker, hostPath: {path: /var/run/docker.sock, type: Socket}}]", told=("docker.sock",)),
+    Text("large-scratch", "volumeMounts: [{name: tmp, mountPath: /tmp}, {name: w, mountPath: /w, subPath: b}]", f"""
+        volumes: [{{name: tmp, emptyDir: {{medium: Memory, sizeLimit: 2Ti}}}},
+                  {{name: w, image: {{reference: '{HERE}weights:1', pullPolicy: IfNotPresent}}}}]"""),
+    Text("dollars", "args: [torchrun, train.py, '--run=$$(HOSTNAME)', '--cost=5$']\ncommand: [env]\n"
+                    "env: [{name: A, value: x}, {name: A, value: $(A)y}, {name: PYTHONPATH, value: /app}]"),
+    # Nearly right.
+    Text("equals-in-a-name", "env: [{name: A=B, value: x}]", told=("env",)),
+    Text("port-names-twice", "ports: [{containerPort: 1, name: a}, {containerPort: 2, name: a}]", told=("ports",)),
+    Text("grace-below-nothing", pod="terminationGracePeriodSeconds: -1", told=("terminationGracePeriodSeconds",)),
+    Text("affinity-in-small-letters", pod="""
+        affinity:
+          nodeAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: in, values: [h100]}]}]""",
+         told=("affinity", "operator")),
+    Text("seconds-of-no-eviction", told=("tolerations",),
+         pod="tolerations: [{key: a, operator: Exists, effect: NoSchedule, tolerationSeconds: 9}]"),
+    Text("no-replicas", spec="replicas: 0", told=("replicas",)),
+    Text("none-at-least", spec="elasticPolicy: {minReplicas: 0, maxReplicas: 4}", told=("minReplicas",)),
+    Text("quoted-suspend", spec='runPolicy: {suspend: "false"}', told=("suspend",)),
+    Text("processes-in-words", spec="nprocPerNode: eight", told=("nprocPerNode",)),
+    Text("list-of-templates", is_bare=True, told=("template",), spec=f"""
+        template: [{{spec: {{containers: [{{name: t, image: '{HERE}torch', command: [torchrun, train.py]}}]}}}}]"""),
     Text("converted"),
 )  # fmt: skip
 
