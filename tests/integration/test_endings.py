@@ -221,6 +221,17 @@ def test_exit_code_0_of_a_shell_whose_agent_was_killed_is_no_success(jobs: Jobs,
     assert status["restarts"]["total"] == 1, "it is charged, like any other end of a program"
 
 
+def test_a_shell_that_hides_an_exit_code_hides_no_failure(jobs: Jobs) -> None:
+    """`torchrun train.py || true`: the pods end well, and their agents have said what failed."""
+    spec = endings_spec("exit")
+    trainer = spec["template"]["spec"]["containers"][0]
+    trainer["command"] = ["sh", "-c", f"{' '.join(trainer['command'])} || true"]
+    jobs.create("hidden", spec)
+    failed = jobs.await_condition("hidden", "Failed", timeout=120)
+    assert "rank 1" in failed["message"] and "exit code 3" in failed["message"]
+    assert not jobs.condition("hidden", "Complete")
+
+
 def test_a_job_that_succeeds_while_the_operator_is_away_is_complete(
     jobs: Jobs, operator: OperatorProcess, tmp_path: Path
 ) -> None:

@@ -243,12 +243,15 @@ def test_the_token_is_for_the_hub_alone() -> None:
     assert token["audience"] == "elasticjob.dev"
 
 
-def test_shm_is_sized_for_data_loaders_unless_the_template_has_one() -> None:
+@pytest.mark.parametrize(
+    ("path", "is_theirs"), [("/dev/shm", True), ("/dev/shm/", True), ("/dev/shm/cache", False), ("/dev/shmem", False)]
+)
+def test_shm_is_sized_for_data_loaders_unless_the_template_has_one(path: str, is_theirs: bool) -> None:
     assert {"name": "elasticjob-shm", "emptyDir": {"medium": "Memory"}} in build()["spec"]["volumes"]
-    theirs = template(volumeMounts=[{"name": "big", "mountPath": "/dev/shm"}])
+    theirs = template(volumeMounts=[{"name": "big", "mountPath": path}])
     theirs["spec"]["volumes"] = [{"name": "big", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]
     names = [v["name"] for v in build(make_spec(template=theirs))["spec"]["volumes"]]
-    assert "elasticjob-shm" not in names
+    assert ("elasticjob-shm" not in names) is is_theirs
 
 
 @pytest.mark.parametrize(
