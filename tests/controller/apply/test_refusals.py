@@ -153,7 +153,53 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             SPOILED, {}, "PodAltered", "an admission webhook or a policy", id="a field that a webhook has added"
         ),
         pytest.param(
-            SPOILED, {"nodeSelector": {}}, "InvalidTemplate", "spec.nodeSelector", id="a field of the template"
+            SPOILED,
+            {"nodeSelector": {"pool": "not a label"}},
+            "InvalidTemplate",
+            "spec.nodeSelector",
+            id="a field of the template",
+        ),
+        pytest.param(
+            SPOILED,
+            {"nodeSelector": {"kubernetes.io/os": "linux"}},
+            "PodAltered",
+            "spec.nodeSelector",
+            id="a value that a webhook has added to a field of the template",
+        ),
+        pytest.param(
+            'Pod "a" is invalid: spec.containers[1].volumeMounts[0].name: Not found: "proxy-config"',
+            {"containers": [{"name": "a"}]},
+            "PodAltered",
+            "spec.containers[1].volumeMounts[0].name",
+            id="a container that a webhook has added, and its volume is missing",
+        ),
+        pytest.param(
+            'Pod "a" is invalid: spec.containers[0].volumeMounts[1].mountPath: Invalid value: "/data": must be unique',
+            {"containers": [{"name": "a", "volumeMounts": [{"name": "d", "mountPath": "/data"}]}]},
+            "PodAltered",
+            "volumeMounts[1]",
+            id="a mount that a webhook has added where the template has one",
+        ),
+        pytest.param(
+            'Pod "a" is invalid: spec.containers[0].volumeMounts[0].name: Not found: "lost"',
+            {"containers": [{"name": "a", "volumeMounts": [{"name": "lost", "mountPath": "/x"}]}]},
+            "InvalidTemplate",
+            "lost",
+            id="a mount of the template without its volume",
+        ),
+        pytest.param(
+            'Pod "a" is invalid: spec.containers[0].image: Required value',
+            {"containers": [{"name": "a"}]},
+            "InvalidTemplate",
+            "image",
+            id="a container of the template without its image",
+        ),
+        pytest.param(
+            'Pod "a" is invalid: spec.volumes[0].emptyDir.sizeLimit: Invalid value: "500m": must be whole',
+            {"volumes": [{"name": "a", "emptyDir": {"sizeLimit": "0.5"}}]},
+            "InvalidTemplate",
+            "sizeLimit",
+            id="an amount, which the server writes otherwise",
         ),
         pytest.param(
             ABOVE,
