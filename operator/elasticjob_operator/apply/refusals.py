@@ -28,7 +28,12 @@ _NO_POLICY: Final = (
 )
 _ALTERED: Final = "PodAltered"
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
-_WRONG_FIELD: Final = re.compile(r"\bspec\.(\w{1,64}+)[^\s:]{0,256}+: (?:Invalid|Unsupported|Duplicate) value")
+# A field with what is wrong about it, and its value where that is a short text, as the API server read it.
+_WRONG_FIELD: Final = re.compile(
+    r"\bspec\.(?P<path>(?P<field>\w{1,64}+)[^\s:]{0,256}+): (?:(?:Invalid|Unsupported|Duplicate) value|"
+    r'(?P<absent>Not found|Required value))(?:: "(?P<value>[^"\\…]{1,100})")?'
+)
+_STEP: Final = re.compile(r"(\w{1,64})|\[(\d{1,4})\]")
 _SHM_TAKEN: Final = re.compile(r'\bspec\.\S{1,256}\.mountPath: Invalid value: "/dev/shm": must be unique')
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
 # A request above a limit; the limit is of the same container.
@@ -73,15 +78,54 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
         return ApiError(error.status, error.reason, f"{error.message}; no limit: {wrong}") if wrong else error
     if limited := _find_added_limit(error, pod["spec"]):
         return ApiError(error.status, _ALTERED, f"{limited}: {error.message}")
-    field = next(filter(None, map(_WRONG_FIELD.search, error.causes)), None)
-    if field is None or field[1] in pod["spec"]:
+    found = next(filter(None, map(_WRONG_FIELD.search, error.causes)), None)
+    added = _find_added(found, pod["spec"]) if found is not None else ""
+    if not added:
         return error
     return ApiError(
         error.status,
         _ALTERED,
-        f"the API server rejects the pod for spec.{field[1]}, which is not in spec.template: an admission webhook or a "
-        f"policy has added it: {error.message}",
+        f"the API server rejects the pod for {added}, which is not in spec.template: an admission webhook or a policy "
+        f"has added it: {error.message}",
     )
+
+
+def _find_added(found: re.Match[str], spec: Mapping[str, Any]) -> str:
+    """What is wrong and was not in the pod that was sent: a field, the item of a list, or a text; "" for nothing."""
+    where, value = f"spec.{found['path']}", found["value"]
+    if _is_beyond(found["path"], spec) or (found["field"] not in spec and not found["absent"]):
+        return where
+    if found["absent"] or value is None or _is_quantity(value) or _holds(spec, value):
+        return ""
+    return f"{value!r} in {where}"
+
+
+def _is_beyond(path: str, raw: Any) -> bool:
+    """Whether this path leads to an item of a list that has fewer of them."""
+    for name, index in _STEP.findall(path):
+        if name:
+            raw = raw.get(name) if isinstance(raw, Mapping) else None
+        elif not isinstance(raw, list):
+            return False
+        elif int(index) >= len(raw):
+            return True
+        else:
+            raw = raw[int(index)]
+    return False
+
+
+def _holds(raw: object, text: str) -> bool:
+    """Whether any key or value contains this text."""
+    left = [raw]
+    while left:
+        one = left.pop()
+        if isinstance(one, str) and text in one:
+            return True
+        if isinstance(one, Mapping):
+            left += (*one.keys(), *one.values())
+        elif isinstance(one, list):
+            left += one
+    return False
 
 
 def _find_unlimited(spec: Mapping[str, Any]) -> Iterator[str]:
