@@ -4,8 +4,8 @@ These are the parameters of a replicated model, and the other objects of a sessi
 again, so they would change twice; and what a script changes only for some passes, such as weights under attack, would
 stay so. Copies of all of them would cost memory and time in each step, and most never change so early. So the first
 step of a process finds out which do, by digests, and again the first one of an epoch. Only those are copied from then
-on. One that begins to in another step is seen by torch's counter of changes, or by its memory. Without a copy a step
-is torn.
+on. One that begins to in another step is seen by torch's counter of changes, by its memory, or by some of its words.
+Without a copy a step is torn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticjob.collectives import skeletons
+from elasticjob.sessions.spots import Spots
 from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.versions import count_all_changes
 
@@ -56,6 +57,8 @@ class Early:
         self._begun = 0  # steps since it began to find it out
         # Of the present step: what is to be compared, what was copied, and the states of the other objects.
         self._marks: Marks | None = None
+        self._spots: Spots | None = None  # made anew only where a tensor has other memory: that takes milliseconds
+        self._words: list[torch.Tensor] | None = None  # where nothing is compared by digests
         self._copies: list[tuple[Place, torch.Tensor, torch.Tensor]] = []
         self._states: Mapping[int, Any] = {}
         self._is_open = self._is_applying = self._is_torn = False
@@ -74,6 +77,10 @@ class Early:
         if not self._is_known:
             self._tensors = _read(self._still)
         self._marks = self._mark()
+        if self._is_known:
+            if self._spots is None or self._spots.memory != self._marks[0]:
+                self._spots = Spots(self._tensors, self._marks[0])
+            self._words = self._spots.read()
         with torch.no_grad():
             found = zip(self._moving, _read(self._moving), strict=True)
             self._copies = [(place, tensor, tensor.clone()) for place, tensor in found if tensor is not _GONE]
@@ -122,7 +129,7 @@ class Early:
     def forget(self) -> None:
         """The step is applied."""
         self._is_open = self._is_applying = self._is_torn = False
-        self._marks, self._copies, self._states = None, [], {}
+        self._marks, self._words, self._copies, self._states = None, None, [], {}
 
     def _find(self) -> None:
         self._compare()
@@ -139,6 +146,9 @@ class Early:
         present = _read(self._still or ())
         changed = {at for one, other in zip(self._marks, self._mark(), strict=True) for at in _find_unequal(one, other)}
         changed |= {at for at, _ in places if present[at] is not self._tensors[at]}
+        if self._spots is not None and self._words is not None:
+            spotted = set(map(id, self._spots.find_changed(self._words)))
+            changed |= {at for at, one in enumerate(self._tensors) if id(one) in spotted}
         moved = {at for at, place in places if at in changed and not (self._is_applying and present[at].requires_grad)}
         if moved:
             self._moving += [place for at, place in places if at in moved]
