@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -137,7 +138,7 @@ def main() -> int:
     parser.add_argument("--health-kinds", nargs="+", choices=health.KINDS, default=health.KINDS, help="only these")
     parser.add_argument("--changes", type=int, default=100, help="jobs that are changed at random")
     parser.add_argument("--manifests", type=int, default=2000, help="jobs as people write them")
-    parser.add_argument("--side-by-side", type=int, default=manifests.SIDE_BY_SIDE, help="of these jobs at a time")
+    parser.add_argument("--side-by-side", type=int, help="of these jobs, or scripts, at a time")
     parser.add_argument("--minutes", type=float, default=60.0, help="of hostile tenants")
     parser.add_argument("--soak-minutes", type=float, default=20.0)
     parser.add_argument("--soak-jobs", type=int, default=200)
@@ -157,7 +158,7 @@ def main() -> int:
         if "curve" in suites:
             reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
         if "scripts" in suites:
-            reports.append(scripts.run(args.seed, args.scripts))
+            reports.append(scripts.run(args.seed, args.scripts, side_by_side=args.side_by_side or os.cpu_count() or 1))
         if "devices" in suites:
             reports.append(devices.run(args.seed, args.device_histories, directory))
         if "memory" in suites:
@@ -165,7 +166,8 @@ def main() -> int:
         if "tenants" in suites:
             reports.append(tenants.run(tenants.Plan(args.seed, hostile_seconds=args.minutes * 60), directory))
         if "manifests" in suites:
-            reports.append(manifests.run(args.seed, args.manifests, directory, side_by_side=args.side_by_side))
+            side_by_side = args.side_by_side or manifests.SIDE_BY_SIDE
+            reports.append(manifests.run(args.seed, args.manifests, directory, side_by_side=side_by_side))
         if set(ON_CLUSTER) & set(suites):
             reports += run_on_cluster(args, suites, directory)
     print("\n".join(r.line() for r in reports))

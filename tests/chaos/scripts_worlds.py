@@ -3,7 +3,7 @@
 Each script runs undisturbed in a world of two, and then in each of its forms while ranks are killed, come and go. The
 processes are forked with their imports made, and `Worlds` of `elasticjob verify` starts, kills and calls them.
 
-python -m chaos.scripts_worlds --seed N --scripts M prints a JSON object for each run.
+python -m chaos.scripts_worlds --seed N --scripts M prints a JSON object for each script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos import scripts_agents, scripts_judge  # the first one first
+import chaos.endings  # noqa: F401 - before what registers functions at exit: its own is to be the last one
+from chaos import scripts_agents, scripts_judge
 from chaos.curve_worlds import act
 from chaos.scripts_features import RESTART
 from chaos.scripts_judge import Run
@@ -102,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scripts", type=int, default=500)
     parser.add_argument("--changes", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth of these seeds")
     parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
     parser.add_argument("--each", nargs="*", default=(), help="one plain script with each of these features, instead")
     parser.add_argument("--agents", type=int, default=0, metavar="N", help="every Nth seed under real agents")
@@ -112,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         header = folder / "header.py"
         header.write_text(HEADER + "import fsspec.core\n")  # as the first save does, in each process
         with start_server([str(header)]) as server:
-            drawn = (draw(seed) for seed in args.only or range(args.seed, args.seed + args.scripts))
+            drawn = (draw(seed) for seed in args.only or range(args.seed, args.seed + args.scripts, args.every))
             for number, script in enumerate([draw_with(args.seed, name) for name in args.each] or drawn):
                 began = time.monotonic()
                 agents = args.agents > 0 and script.seed % args.agents == 0

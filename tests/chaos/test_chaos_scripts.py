@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from chaos import scripts
 from chaos import scripts_features as features
 from chaos.scripts import run
 from chaos.scripts_features import DDP, FEATURES, FSDP, RESTART, VIRTUAL
@@ -15,6 +20,7 @@ from chaos.scripts_judge import Run, Suspend, check_suspends, compare, find_diff
 from chaos.scripts_text import draw, write
 from chaos.scripts_worlds import LARGEST, plan
 from chaos.sessions import LOSSES
+from worker.gang_helper import clean_environment
 
 SUSPENDED = 27
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -40,6 +46,42 @@ def test_what_tutorials_change_before_the_optimizer_is_right_after_a_loss() -> N
 def test_a_suspended_script_loses_no_step_and_goes_on_from_its_state() -> None:
     assert "suspend" in [event.kind for _, _, event in plan(SUSPENDED, 3)[1]]
     assert run(SUSPENDED, 0, agents=1, each=["Checkpointer"]).violations == []
+
+
+@pytest.mark.parametrize(("has_ended", "said"), [(True, "at exit\n"), (False, "at exit\nfreed\n")])
+def test_a_script_leaves_to_the_kernel_what_it_shares_with_its_parent(has_ended: bool, said: str) -> None:
+    text = f"""
+import atexit
+import chaos.scripts_worlds
+
+class Kept:
+    def __del__(self):
+        print("freed", flush=True)
+
+kept = Kept()
+atexit.register(print, "at exit")
+has_ended = {has_ended}
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", text], env=clean_environment(), check=True, timeout=120, stdout=subprocess.PIPE
+    )
+    assert ended.stdout.decode() == said
+
+
+def test_scripts_run_side_by_side_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = threading.Barrier(3)
+
+    def run_worlds(*arguments: str, module: str) -> Iterator[dict[str, Any]]:
+        options = dict(zip(arguments[::2], map(int, arguments[1::2]), strict=True))
+        first, end = options["--seed"], options["--seed"] + options["--scripts"]
+        meeting.wait(60)
+        for seed in range(first, end, options["--every"]):
+            found = {"script": f"seed {seed}", "seconds": 1.0, "forms": [], "done": {"restart": ["grow"]}}
+            yield found | {"violations": ["a mistake"] if seed == 11 else []}
+
+    monkeypatch.setattr(scripts, "run_worlds", run_worlds)
+    report = run(10, 8, side_by_side=3)
+    assert (report.histories, report.faults, report.violations) == (8, 8, ["seed 11: a mistake"])
 
 
 def test_every_feature_is_drawn_and_every_script_is_python() -> None:
