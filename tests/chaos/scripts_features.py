@@ -1164,6 +1164,15 @@ def _follow(lines: Lines) -> None:
     )
 
 
+def _follow_later(lines: Lines) -> None:
+    _follow(lines)
+    lines.forward[-5:-1] = [
+        "if self.training and self.at >= 7:",
+        "    for mine, leader in zip(self.follower.parameters(), self.into.parameters(), strict=True):",
+        "        mine.data.mul_(0.9).add_(leader.data, alpha=0.1)",
+    ]
+
+
 _QUEUE = """
 def in_order(rows, item):
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -1280,6 +1289,13 @@ CLOSURES = Feature(
         "ZeroRedundancyOptimizer",
         "ReduceLROnPlateau",
     ),
+)
+LATER = Feature(
+    "late followers",
+    "frozen parameters that training passes move towards others from some step on, through `.data`",
+    _follow_later,
+    (DDP,),
+    without=(*_ONCE, "a teacher", "followers", "old policies", "adversaries in turn"),
 )
 TUTORIALS = (FOLLOWER, QUEUE, NOISE, POLICY, CLOSURES)
 
@@ -1449,7 +1465,7 @@ REPOSITORIES = (
 
 GROUPS = {
     "parameters and buffers": MODELS,
-    "layers": (*LAYERS, FOLLOWER, QUEUE, *REPOSITORIES[-2:]),
+    "layers": (*LAYERS, FOLLOWER, LATER, QUEUE, *REPOSITORIES[-2:]),
     "optimizers": (*OPTIMIZERS, TWO, GROUPED, ADDED, ZERO),
     "schedulers": (*SCHEDULERS, VALIDATED),
     "around the step": AROUND,

@@ -620,7 +620,20 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
     barred.update(one for feature in chosen for one in feature.without)
     pick(features.TUTORIALS, 2)
     pick(features.REPOSITORIES, 2)
+    if chance.random() < 0.1:
+        pick((features.LATER,), 1, 1)
+    if chance.random() < 0.1 and engine == DDP:
+        chosen = favour(features.TURNS, chosen)
     return chosen
+
+
+def favour(one: Feature, chosen: Sequence[Feature]) -> list[Feature]:
+    """With this feature, which little goes with, instead of what it does not go with, unless a script needs that."""
+    clashing = [other for other in chosen if other.name in one.without or one.name in other.without]
+    needed = (*features.OPTIMIZERS, *features.CHECKPOINTS, features.ZERO, features.ASYNC, features.COMPILE)
+    if one in chosen or any(other in needed for other in clashing):
+        return list(chosen)
+    return [*(other for other in chosen if other not in clashing), one]
 
 
 def write(seed: int, engine: str, chosen: Sequence[Feature]) -> Script:
