@@ -422,6 +422,9 @@ MUTANTS = (
            "isinstance(directive, wire.Regroup) and directive.checkpoint", SUSPENDED, package=RUNTIME),
     Mutant("what a step changes early is not taken back", "sessions/session.py", "        elif not self._early.take_back():\n            self._memory.note_torn()\n",
            "", TUTORIALS, package=RUNTIME),
+    Mutant("what changes early in a later step through .data is not seen", "sessions/early.py",
+           "if self._spots is not None and self._words is not None:", "if False:",
+           ("tests/worker/sessions/test_early.py", "-k", "first_change"), package=RUNTIME),
     # The archive.
     Mutant("what the store returns in part is restored", "archive/reading.py",
            "        if all(digest_of(chunk) == digest for digest, chunk in found.items()):", "        if True:", IN_PART,
