@@ -107,13 +107,15 @@ def is_possible(env: Mapping[str, str | None]) -> bool:
 
 
 _shared: dict[Imports, WarmStart] = {}
+_sharing = threading.Lock()
 
 
 def shared(imports: Imports = "agent") -> WarmStart:
     """The one of this process."""
-    if imports not in _shared:
-        _shared[imports] = WarmStart(imports)
-    return _shared[imports]
+    with _sharing:
+        if imports not in _shared:
+            _shared[imports] = WarmStart(imports)
+        return _shared[imports]
 
 
 def import_agent() -> None:
