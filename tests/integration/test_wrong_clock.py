@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from cryptography import x509
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.times import parse_time
 from operator_fixture import ROOT, Jobs, OperatorProcess, install_crd, light_spec, wait_for
+from side_by_side import together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -71,16 +73,23 @@ class Machine:
             wait_for(lambda: self.lease()["renewTime"] != before["renewTime"], "the Lease is renewed")  # noqa: B023
 
 
-@pytest.fixture
-def machine(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Machine]:
+@contextlib.contextmanager
+def start_machine(cluster: Cluster, namespace: str, tmp_path: Path, ahead: float) -> Iterator[Machine]:
+    """The operator with a clock of its own leads, and the other one stands by."""
     install_crd(cluster)
     made = Machine(cluster, tmp_path, namespace)
-    yield made
-    for operator in (made.right, made.wrong):
-        operator.stop()
-        if operator.starts:
-            print(f"{operator.directory.name} said:\n{operator.log[-6000:]}")
-            assert "this is a bug" not in operator.log
+    try:
+        made.set_ahead(ahead)
+        made.wrong.start()
+        wait_for(lambda: made.lease().get("holderIdentity"), "it leads")
+        made.right.start()
+        yield made
+    finally:
+        for operator in (made.right, made.wrong):
+            operator.stop()
+            if operator.starts:
+                print(f"{operator.directory.name} said:\n{operator.log[-6000:]}")
+                assert "this is a bug" not in operator.log
 
 
 def is_near(text: str) -> bool:
@@ -110,36 +119,32 @@ def judge(machine: Machine, jobs: Jobs, name: str) -> None:
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(5 * HOURS, id="ahead"), pytest.param(-5 * HOURS, id="behind")])
-def test_a_clock_that_is_hours_off(machine: Machine, cluster: Cluster, namespace: str, ahead: float) -> None:
+@together
+def test_a_clock_that_is_hours_off(cluster: Cluster, namespace: str, tmp_path: Path, ahead: float) -> None:
     jobs = Jobs(cluster, namespace)
-    machine.set_ahead(ahead)
-    machine.wrong.start()
-    wait_for(lambda: machine.lease().get("holderIdentity"), "it leads")
-    machine.right.start()
-    jobs.create("trains", light_spec(**deadlines()))
-    jobs.await_world("trains", 2)
-    machine.await_renewals(4)
-    judge(machine, jobs, "trains")
-    jobs.create("ends", light_spec(**deadlines(active=3)))
-    assert jobs.await_condition("ends", "Failed")["reason"] == "DeadlineExceeded"
-    generation = jobs.status("trains")["rendezvous"]["generation"]
-    machine.wrong.kill()
-    wait_for(lambda: machine.lease()["holderIdentity"].startswith("right"), "the other one takes over")
-    jobs.scale("trains", 3)
-    jobs.await_world("trains", 3, above=generation)
-
-
-def test_a_clock_that_is_set_while_it_runs(machine: Machine, cluster: Cluster, namespace: str) -> None:
-    jobs = Jobs(cluster, namespace)
-    machine.set_ahead(0.0)
-    machine.wrong.start()
-    wait_for(lambda: machine.lease().get("holderIdentity"), "it leads")
-    machine.right.start()
-    jobs.create("trains", light_spec(**deadlines()))
-    generation = jobs.await_world("trains", 2)["rendezvous"]["generation"]
-    for ahead, size in ((5 * HOURS, 3), (-5 * HOURS, 2), (0.0, 3)):
-        machine.set_ahead(ahead)
-        machine.await_renewals(3)
-        jobs.scale("trains", size)
-        generation = jobs.await_world("trains", size, above=generation)["rendezvous"]["generation"]
+    with start_machine(cluster, namespace, tmp_path, ahead) as machine:
+        jobs.create("trains", light_spec(**deadlines()))
+        jobs.await_world("trains", 2)
+        machine.await_renewals(4)
         judge(machine, jobs, "trains")
+        jobs.create("ends", light_spec(**deadlines(active=3)))
+        assert jobs.await_condition("ends", "Failed")["reason"] == "DeadlineExceeded"
+        generation = jobs.status("trains")["rendezvous"]["generation"]
+        machine.wrong.kill()
+        wait_for(lambda: machine.lease()["holderIdentity"].startswith("right"), "the other one takes over")
+        jobs.scale("trains", 3)
+        jobs.await_world("trains", 3, above=generation)
+
+
+@together
+def test_a_clock_that_is_set_while_it_runs(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    jobs = Jobs(cluster, namespace)
+    with start_machine(cluster, namespace, tmp_path, 0.0) as machine:
+        jobs.create("trains", light_spec(**deadlines()))
+        generation = jobs.await_world("trains", 2)["rendezvous"]["generation"]
+        for ahead, size in ((5 * HOURS, 3), (-5 * HOURS, 2), (0.0, 3)):
+            machine.set_ahead(ahead)
+            machine.await_renewals(3)
+            jobs.scale("trains", size)
+            generation = jobs.await_world("trains", size, above=generation)["rendezvous"]["generation"]
+            judge(machine, jobs, "trains")
