@@ -18,8 +18,11 @@ from elasticjob.archive.storage import Storage
 from elasticjob_devcluster import Cluster, KubeError, NodeSpec
 from elasticjob_devcluster.local import localize
 from operator_fixture import ROOT, Jobs, OperatorProcess, install_crd, wait_for
+from side_by_side import together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(580)]
+
+AT_ONCE = 4  # see `side_by_side`: each has processes that import torch
 
 MANIFEST = ROOT / "manifests/examples/digits-archive.yaml"
 
@@ -58,6 +61,7 @@ def step_of(save: Save) -> int:
     return max(int(path.removeprefix("step-").removesuffix(".pt")) for path in save.record.files)
 
 
+@together
 def test_a_job_goes_on_in_another_cluster_when_its_own_is_gone(
     cluster_factory: Callable[..., Cluster], jobs: Jobs, tmp_path: Path
 ) -> None:
@@ -97,6 +101,7 @@ def test_a_job_goes_on_in_another_cluster_when_its_own_is_gone(
     assert mine != url, "into a folder of its own"
 
 
+@together
 def test_a_job_begins_from_another_one_of_its_namespace(jobs: Jobs, tmp_path: Path) -> None:
     """It is there first, and waits; then the other one comes, saves, and goes."""
     store = tmp_path / "store"
@@ -118,6 +123,7 @@ def test_a_job_begins_from_another_one_of_its_namespace(jobs: Jobs, tmp_path: Pa
     assert jobs.status("fork")["archive"]["url"] != url, "into a folder of its own"
 
 
+@together
 def test_a_suspended_job_goes_on_with_what_it_saved_last(jobs: Jobs, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
@@ -138,6 +144,7 @@ def test_a_suspended_job_goes_on_with_what_it_saved_last(jobs: Jobs, tmp_path: P
     assert await_start(jobs, "digits")["step"] == last
 
 
+@together
 def test_a_store_that_cannot_be_used_is_told_and_stops_nothing(jobs: Jobs, tmp_path: Path) -> None:
     if "gcsfs" in sys.modules:
         pytest.skip("gcsfs is installed")

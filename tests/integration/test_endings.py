@@ -16,8 +16,11 @@ from integration.test_sessions import await_step as await_session_step
 from integration.test_sessions import read_steps, start
 from integration.test_training import await_step, torchrun_spec
 from operator_fixture import Jobs, OperatorProcess, light_spec, wait_for
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+AT_ONCE = 3  # see `side_by_side`: each has processes that import torch
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -41,6 +44,7 @@ def endings_spec(mode: str, *, max_restarts: int = 0, **changes: Any) -> dict[st
         pytest.param("segfault", 139, "exitcode: -11", id="signal", marks=pytest.mark.long),
     ],
 )
+@together
 def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: str) -> None:
     jobs.create("ends", endings_spec(mode))
     failed = jobs.await_condition("ends", "Failed", timeout=120)
@@ -55,6 +59,7 @@ def test_a_failed_job_leaves_its_logs(jobs: Jobs, mode: str, code: int, last: st
     assert last in failure["logTail"]
 
 
+@together
 def test_a_rank_that_ends_well_too_early_is_blamed_and_not_its_peer(jobs: Jobs) -> None:
     """The peer's worker fails: it has lost its connection in the middle of a step."""
     jobs.create("ends", endings_spec("well"))
@@ -80,6 +85,7 @@ def test_a_hang_is_told_with_the_rank_that_does_not_arrive(jobs: Jobs) -> None:
     assert goodput["trainingSeconds"] < 4
 
 
+@together
 def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
     jobs.create("ends", endings_spec("quiet", health={"hangTimeoutSeconds": 4}))
     failed = jobs.await_condition("ends", "Failed", timeout=180)
@@ -102,6 +108,7 @@ def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
 
 
 @pytest.mark.long
+@together
 def test_a_hang_in_the_first_second_of_a_world_is_noticed(jobs: Jobs) -> None:
     """The ranks have met once, and have reported nothing."""
     jobs.create("ends", endings_spec("early", health={"hangTimeoutSeconds": 4}))
@@ -110,6 +117,7 @@ def test_a_hang_in_the_first_second_of_a_world_is_noticed(jobs: Jobs) -> None:
     assert re.search(r"at ends_badly.py:\d+ in come_to_an_end$", jobs.status("ends")["lastFailure"]["message"])
 
 
+@together
 def test_a_hang_that_a_thread_hides_is_told_and_ended_later(jobs: Jobs) -> None:
     """It begins in the first second, too."""
     jobs.create("ends", endings_spec("beside", health={"hangTimeoutSeconds": 6}))
@@ -147,6 +155,7 @@ def test_pods_of_a_deleted_job_end_at_once(jobs: Jobs, tmp_path: Path) -> None:
     jobs.await_world("gone", 2)
 
 
+@together
 def test_what_is_orphaned_stays(jobs: Jobs) -> None:
     """`kubectl delete --cascade=orphan`: pods and their policy stay, and the pods of a job deleted after it go."""
     jobs.create("kept", light_spec(replicas=2))
@@ -166,6 +175,7 @@ def test_what_is_orphaned_stays(jobs: Jobs) -> None:
     assert jobs.kube.get(f"{policies}/kept-workers") is not None
 
 
+@together
 def test_a_worker_that_is_killed_is_blamed_and_not_its_peer(jobs: Jobs) -> None:
     """The peer's session feels the loss, and tells of it, before the agent of the killed one looks."""
     start(jobs, "digits-session", {}, maxReplicas=2)
@@ -200,6 +210,7 @@ def find_child(parent: int, word: str) -> int | None:
     return None
 
 
+@together
 def test_exit_code_0_of_a_shell_whose_agent_was_killed_is_no_success(jobs: Jobs, tmp_path: Path) -> None:
     """`torchrun ... | tee log`: the pod's exit code is that of `tee`."""
     spec = torchrun_spec(tmp_path, replicas=1)
