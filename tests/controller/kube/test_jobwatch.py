@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +59,7 @@ class Server:
         self.listed, self.events = listed, events
         self.lists = self.watches = 0
         self.skipped: list[tuple[str, str]] = []
+        self.over = asyncio.Event()  # its watches end
         self.pages: list[tuple[int, int]] = []  # how many were asked for, and bytes
 
     def count(self, kind: str, problem: str) -> None:
@@ -81,7 +81,7 @@ class Server:
         await out.prepare(request)
         for kind, item in self.events if self.watches == 1 else []:
             await out.write(json.dumps({"type": kind, "object": item}, separators=(",", ":")).encode() + b"\n")
-        await asyncio.sleep(60)
+        await self.over.wait()
         return out
 
 
@@ -90,9 +90,10 @@ def follow(directory: Path, server: Server, is_done: Callable[[Cache], bool]) ->
 
     async def run() -> Cache:
         cache, stopped = Cache(lambda key: None), asyncio.Event()
-        async with answering(server.answer, directory) as api:
+        # The server ends first: kopf would give its tasks five seconds, as it does with all that it does not know.
+        async with asyncio.TaskGroup() as tasks, answering(server.answer, directory) as api:
             watch = JobWatch(api, cache, "test", (), stopped, Intake(server.count))
-            task = asyncio.create_task(watch.run())
+            task = tasks.create_task(watch.run())
             try:
                 async with asyncio.timeout(30):
                     while not is_done(cache):
@@ -100,8 +101,7 @@ def follow(directory: Path, server: Server, is_done: Callable[[Cache], bool]) ->
                         await asyncio.sleep(0.02)
             finally:
                 stopped.set()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                server.over.set()
         return cache
 
     return asyncio.run(run())
