@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -123,47 +124,62 @@ class Refusing:
 Disturb = Callable[[Refusing, Operator], None]
 
 
-@pytest.mark.parametrize("refusal", [pytest.param(QUOTA, id="quota"), pytest.param(HOOK, id="webhook")])
-@pytest.mark.parametrize("replicas", [1, 3, 64])
-async def test_few_pods_are_refused(tmp_path: Path, refusal: dict[str, Any], replicas: int) -> None:
-    server = Refusing(refusal, replicas)
-    async with server.running(tmp_path):
-        while not server.tries or server.tries[-1] < server.tries[0] + SECONDS:  # noqa: ASYNC110 - nobody sets an event
-            await asyncio.sleep(0.01)
-    quick = [at for at in server.tries if at < server.tries[0] + SECONDS]
-    assert len(quick) <= 8
+REFUSALS: Final = {"quota": QUOTA, "webhook": HOOK}
 
 
-@pytest.mark.parametrize("disturb", [Refusing.scale, Refusing.report, Refusing.move_pods])
-@pytest.mark.parametrize("refusal", [pytest.param(QUOTA, id="quota"), pytest.param(HOOK, id="webhook")])
-async def test_whatever_happens_no_more_are_refused_in_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: dict[str, Any], disturb: Disturb
-) -> None:
-    """Each of these is a reason to try again at once; there may be many of them."""
-    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
-    server = Refusing(refusal, 3)
-    async with server.running(tmp_path) as operator:
+async def disturb_for_seconds(server: Refusing, directory: Path, disturb: Disturb, pods: int = 0) -> None:
+    directory.mkdir()
+    async with server.running(directory) as operator:
+        for index in range(pods):
+            server.put_pod(operator, index)
         started = time.monotonic()
         while time.monotonic() < started + DISTURBED_SECONDS:
             disturb(server, operator)
             await asyncio.sleep(0.05)
-    assert 1 < len(server.tries) <= MOST_IN_A_MINUTE
-    assert refusal["message"] in server.told, "it says why all the time"
 
 
-@pytest.mark.parametrize("refusal", [pytest.param(QUOTA, id="policy"), pytest.param(HOOK, id="webhook")])
-async def test_deletions_that_are_refused_are_few_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: dict[str, Any]
+async def count_quick_tries(directory: Path, refusal: dict[str, Any], replicas: int) -> int:
+    directory.mkdir()
+    server = Refusing(refusal, replicas)
+    async with server.running(directory):
+        while not server.tries or server.tries[-1] < server.tries[0] + SECONDS:  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+    return sum(at < server.tries[0] + SECONDS for at in server.tries)
+
+
+async def test_few_pods_are_refused(tmp_path: Path) -> None:
+    """What they wait for is time: so all wait together, each with a server and an operator of its own."""
+    cases = [(name, replicas) for name in REFUSALS for replicas in (1, 3, 64)]
+    counts = [count_quick_tries(tmp_path / f"{name}-{size}", REFUSALS[name], size) for name, size in cases]
+    found = dict(zip(cases, await asyncio.gather(*counts), strict=True))
+    assert all(quick <= 8 for quick in found.values()), found
+
+
+async def test_whatever_happens_no_more_are_refused_in_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each of these is a reason to try again at once; there may be many of them."""
+    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
+    cases = list(itertools.product(REFUSALS, [Refusing.scale, Refusing.report, Refusing.move_pods]))
+    servers = [Refusing(REFUSALS[name], 3) for name, _ in cases]
+    await asyncio.gather(
+        *(
+            disturb_for_seconds(server, tmp_path / f"{name}-{disturb.__name__}", disturb)
+            for server, (name, disturb) in zip(servers, cases, strict=True)
+        )
+    )
+    for server, (name, disturb) in zip(servers, cases, strict=True):
+        assert 1 < len(server.tries) <= MOST_IN_A_MINUTE, (name, disturb)
+        assert server.refusal["message"] in server.told, f"it says why all the time: {name}, {disturb}"
+
+
+async def test_deletions_that_are_refused_are_few_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that guard pods against deletion do not know who deletes them."""
     monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
-    server = Refusing(refusal, 1, method="DELETE")
-    async with server.running(tmp_path) as operator:
-        for index in range(16):
-            server.put_pod(operator, index)
-        started = time.monotonic()
-        while time.monotonic() < started + DISTURBED_SECONDS:
-            server.report(operator)
-            await asyncio.sleep(0.05)
-    assert 1 < len(server.tries) <= 15 + MOST_IN_A_MINUTE, "all at once, and then a few"
-    assert refusal["message"] in server.told
+    servers = {name: Refusing(refusal, 1, method="DELETE") for name, refusal in REFUSALS.items()}
+    await asyncio.gather(
+        *(disturb_for_seconds(server, tmp_path / name, Refusing.report, pods=16) for name, server in servers.items())
+    )
+    for name, server in servers.items():
+        assert 1 < len(server.tries) <= 15 + MOST_IN_A_MINUTE, f"all at once, and then a few: {name}"
+        assert server.refusal["message"] in server.told, name
