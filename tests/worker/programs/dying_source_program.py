@@ -2,10 +2,11 @@
 
     dying_source_program.py KIND POINTS
 
-For each point four children are forked. A point is the number of a call of a collective or of a send in the dying rank,
-or with a decimal point the part of its bytes that it has sent. Those that are left meet in a second world, in which the
-joiners have the lowest ranks: they must get what was trained, and never agree on their own initial weights. With the
-kind `device` the state travels like that of a device, over `worker.fake_nccl`; with `host` over gloo.
+For each point four children are forked, for a few points at a time. A point is the number of a call of a collective or
+of a send in the dying rank, or with a decimal point the part of its bytes that it has sent. Those that are left meet in
+a second world, in which the joiners have the lowest ranks: they must get what was trained, and never agree on their own
+initial weights. With the kind `device` the state travels like that of a device, over `worker.fake_nccl`; with `host`
+over gloo.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ KIND, POINTS = sys.argv[1], sys.argv[2].split(",")
 BACKEND = fake_nccl.NAME if KIND == "device" else "gloo"
 OPERATIONS = ("broadcast", "isend", "irecv", "all_gather", "barrier")
 STEP = 40
+AT_ONCE = 3  # points: their ranks wait most of the time
 NUMBERS, TENSORS = 1_500_000, 3
 BYTES = 4 * NUMBERS * TENSORS // 2  # that the dying rank sends at least: another one has the state too
 
@@ -131,7 +133,8 @@ def take_part(rank: int, point: str, pipe: int) -> None:
     os._exit(0)
 
 
-for point in POINTS:
+def start(point: str) -> dict[int, int]:
+    """The four ranks: process -> rank."""
     children = {}
     reading, writing = os.pipe()
     for rank in range(4):
@@ -148,6 +151,19 @@ for point in POINTS:
         children[child] = rank
     os.close(reading)
     os.close(writing)
+    return children
+
+
+def wait(point: str, children: dict[int, int]) -> None:
     codes = {rank: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child, rank in children.items()}
     if any(code for rank, code in codes.items() if rank):
         sys.exit(f"point {point}: the ranks ended with {codes}")
+
+
+running: dict[str, dict[int, int]] = {}
+for point in POINTS:
+    running[point] = start(point)
+    if len(running) == AT_ONCE:
+        wait(first := next(iter(running)), running.pop(first))
+for point, children in running.items():
+    wait(point, children)
