@@ -15,6 +15,7 @@ import pytest
 from devcluster.pods_helper import Pods, first, terminated
 from elasticjob_devcluster import Cluster, ClusterError, DrainTimeout, NodeSpec, wait_until
 from elasticjob_devcluster.system import processes
+from side_by_side import together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -172,6 +173,7 @@ def leftovers(identity: str) -> list[object]:
     return [*alive(processes.find_marked(processes.MARK_CLUSTER, identity)), *shm]
 
 
+@together
 def test_up_and_down_leave_nothing(cluster: Cluster, tmp_path: Path) -> None:
     directory = tmp_path / "cluster"
     started = run_cli(directory, "up", "--nodes", "1", "--resource", "example.com/part=3")
@@ -208,6 +210,7 @@ time.sleep(1000)
 """
 
 
+@together
 def test_a_cluster_ends_with_its_owner(cluster: Cluster, tmp_path: Path) -> None:
     directory = tmp_path / "cluster"
     argv = [sys.executable, "-c", OWNER, str(directory)]
@@ -223,6 +226,7 @@ def test_a_cluster_ends_with_its_owner(cluster: Cluster, tmp_path: Path) -> None
     wait_until(lambda: not leftovers(identity) and not directory.exists(), 30, "nothing is left")
 
 
+@together
 def test_a_killed_supervisor_leaves_nothing(cluster_factory: object, tmp_path: Path) -> None:
     directory = tmp_path / "cluster"
     mine = Cluster.start(nodes=[NodeSpec("n")], directory=directory)
