@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = ROOT / "worker_image" / "examples" / "steps.py"
 BIN = Path(sys.executable).parent
 
+_parts = itertools.count()
+
 
 class Pod:
     def __init__(
@@ -128,8 +130,9 @@ class Pods:
         self.warm = warm
         self.pods: dict[str, Pod] = {}
         self._numbers = itertools.count(2)
-        # A subnet of one's own, so that tests that run side by side do not meet.
+        # A subnet of one's own, so that tests that run side by side do not meet, in other processes or in this one.
         self._subnet = os.getpid() % 250 + 1 if subnet is None else subnet
+        self._part = next(_parts) % 250
 
     def __enter__(self) -> Pods:
         return self
@@ -158,7 +161,7 @@ class Pods:
             "PET_RDZV_ID": "job",
             "PET_RDZV_ENDPOINT": "",
             "PET_MONITOR_INTERVAL": "0.05",
-            "ELASTICJOB_POD_IP": f"127.{self._subnet}.0.{number}",
+            "ELASTICJOB_POD_IP": f"127.{self._subnet}.{self._part}.{number}",
             "ELASTICJOB_POD_NAME": name,
             "ELASTICJOB_POD_UID": f"{os.getpid()}-{id(self):x}-{number}",
             "ELASTICJOB_TOKEN_FILE": str(token),

@@ -16,11 +16,14 @@ from elasticjob.agent.hub_client import Hub
 from elasticjob.agent.local_workers import LocalWorkers
 from elasticjob.channel import control
 from elasticjob.protocol import wire
+from side_by_side import together
 from worker.fake_hub import FakeHub
 from worker.fake_pods import Pods, Steps
 from worker.gang_helper import clean_environment
 
 pytestmark = pytest.mark.timeout(240)
+
+AT_ONCE = 3  # see `side_by_side`: each has processes that import torch
 PROGRAM = Path(__file__).parents[1] / "programs" / "ej_device.py"
 HANG = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "4"}
 
@@ -85,6 +88,7 @@ def start(pods: Pods, folder: Path, **variables: str | None) -> None:
         pods.start(f"pod-{number}", str(PROGRAM), str(folder), launcher="elasticjob-run", env=variables)
 
 
+@together
 def test_that_the_others_wait_for_a_paused_pod_is_told_at_once(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
     hub.set_size(3)
     (tmp_path / "out").mkdir()
@@ -107,6 +111,7 @@ def test_that_the_others_wait_for_a_paused_pod_is_told_at_once(hub: FakeHub, pod
         paused.resume()
 
 
+@together
 def test_a_hang_ends_the_rank_that_does_not_come_and_no_other(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
     hub.set_size(3)
     out = tmp_path / "out"

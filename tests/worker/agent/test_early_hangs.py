@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from side_by_side import together
 from worker.fake_hub import FakeHub
 from worker.fake_pods import Pods
 
 pytestmark = pytest.mark.timeout(240)
+
+AT_ONCE = 3  # see `side_by_side`: each has processes that import torch
 PROGRAM = Path(__file__).parents[1] / "programs" / "ej_hang.py"
 LIMIT: dict[str, str | None] = {"ELASTICJOB_HANG_TIMEOUT_SECONDS": "3"}
 
@@ -20,6 +23,7 @@ def quiet_pods(hub: FakeHub) -> set[str]:
 
 
 @pytest.mark.parametrize("aside", ["nothing", "log", "session", "session of three steps"])
+@together
 def test_a_hang_in_the_first_seconds_is_noticed(hub: FakeHub, pods: Pods, aside: str) -> None:
     for number in range(2):
         pods.start(f"pod-{number}", str(PROGRAM), aside, env=LIMIT)
@@ -28,6 +32,7 @@ def test_a_hang_in_the_first_seconds_is_noticed(hub: FakeHub, pods: Pods, aside:
 
 
 @pytest.mark.parametrize("aside", ["thread", "child"])
+@together
 def test_what_goes_on_beside_a_hang_does_not_hide_it(hub: FakeHub, pods: Pods, aside: str) -> None:
     """First it is told with all stacks; only later it counts as a hang."""
     for number in range(2):

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from side_by_side import together
 from worker.fake_hub import FakeHub
 from worker.fake_pods import BIN, STEPS, Pods, Steps
 
 pytestmark = pytest.mark.timeout(240)
+
+AT_ONCE = 3  # see `side_by_side`: each has processes that import torch
 SECOND = str(Path(__file__).parents[1] / "programs" / "ej_second.py")
 REMEDY = "--standalone --nnodes=1 --max-restarts=0"
 LAUNCHERS = ("torchrun", "elasticjob-run")
@@ -33,17 +36,17 @@ print("the other program ran in a world of", session.world_size)
 """
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> Path:
+def write_other(tmp_path: Path) -> str:
     """Itself a program that could run alone as a job: it has a session, and reports steps."""
     script = tmp_path / "other.py"
     script.write_text(OTHER)
-    return script
+    return str(script)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_launcher_that_a_script_starts_is_refused(hub: FakeHub, pods: Pods, other: Path, launcher: str) -> None:
-    members = [pods.start(f"pod-{i}", SECOND, launcher, str(other), launcher=launcher) for i in range(2)]
+@together
+def test_a_launcher_that_a_script_starts_is_refused(hub: FakeHub, pods: Pods, tmp_path: Path, launcher: str) -> None:
+    members = [pods.start(f"pod-{i}", SECOND, launcher, write_other(tmp_path), launcher=launcher) for i in range(2)]
     assert [member.wait(120) for member in members] == [0, 0]
     assert not hub.failures()
     logs = [member.log for member in members]
@@ -55,8 +58,9 @@ def test_a_launcher_that_a_script_starts_is_refused(hub: FakeHub, pods: Pods, ot
     assert "the other program ran" not in said
 
 
-def test_the_remedy_runs_the_other_program_beside_the_training(hub: FakeHub, pods: Pods, other: Path) -> None:
-    command = ["torchrun", *REMEDY.split(), str(other)]
+@together
+def test_the_remedy_runs_the_other_program_beside_the_training(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    command = ["torchrun", *REMEDY.split(), write_other(tmp_path)]
     members = [pods.start(f"pod-{i}", SECOND, *command) for i in range(2)]
     assert [member.wait(120) for member in members] == [0, 0]
     assert not hub.failures()
@@ -70,8 +74,9 @@ def test_the_remedy_runs_the_other_program_beside_the_training(hub: FakeHub, pod
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+@together
 def test_a_launcher_beside_the_agent_is_refused(
-    hub: FakeHub, pods: Pods, steps: Steps, other: Path, launcher: str
+    hub: FakeHub, pods: Pods, steps: Steps, tmp_path: Path, launcher: str
 ) -> None:
     """As `kubectl exec` starts it: in no process of the agent, with the environment of the container."""
     training = [str(STEPS), "--out", str(steps.folder), "--steps", "0", "--step-seconds", "0.02"]
@@ -79,7 +84,7 @@ def test_a_launcher_beside_the_agent_is_refused(
     world = hub.wait_for_world(2)
     steps.wait_for_world(2, world.generation)
     done = subprocess.run(
-        [str(BIN / launcher), str(other)],
+        [str(BIN / launcher), write_other(tmp_path)],
         env=members[0].environment,
         check=False,
         capture_output=True,
@@ -96,6 +101,7 @@ def test_a_launcher_beside_the_agent_is_refused(
     assert not hub.regroups, "nobody was disturbed"
 
 
+@together
 def test_an_agent_that_was_killed_may_be_started_again_in_its_pod(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     """Its place is free at once, whatever it has left: the kernel frees it."""
     training = [str(STEPS), "--out", str(steps.folder), "--steps", "0", "--step-seconds", "0.02"]
