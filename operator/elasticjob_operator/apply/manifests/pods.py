@@ -333,8 +333,7 @@ def _find_amounts(trainer: Object) -> Object:
 def _place(described: Object, body: Object, placement: Placement) -> None:
     """What the job's queue says about its pods; the template says the rest, and the operator what it goes by."""
     for kind, said in (("labels", placement.labels), ("annotations", placement.annotations)):
-        theirs = {key: value for key, value in said.items() if not names.is_mark(key)}
-        described[kind] = {**described[kind], **theirs}
+        described[kind] = {**described[kind], **{key: said[key] for key in said if not names.is_mark(key)}}
     if placement.node_selector:
         body["nodeSelector"] = {**(body.get("nodeSelector") or {}), **placement.node_selector}
     if placement.tolerations:
