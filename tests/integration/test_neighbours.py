@@ -165,8 +165,8 @@ def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Call
     await_healthy(jobs, 1)
     (pod,) = jobs.pods("job")
     states = pod["status"]["containerStatuses"]
-    proxy = next(one for one in states if one["name"] == "proxy")
-    proxy |= {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "ready": False}
+    beside: dict[str, Any] = next(one for one in states if one["name"] == "proxy")
+    beside |= {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "ready": False}
     path = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod['metadata']['name']}/status"
     jobs.kube.request("PATCH", path, {"status": {"containerStatuses": states}}, content_type=MERGE)
     told = wait_for(lambda: read_told(jobs, "SidecarFailed"), "it is told")

@@ -15,8 +15,8 @@ def find_unasked(job: Job, *, has_kueue: bool) -> tuple[Notice, ...]:
     is_there = place == "metadata.labels"
     if not queue or (is_there and has_kueue):
         return ()
-    remedies = () if is_there else ("write it into metadata.labels of the job",)
-    remedies += () if has_kueue else ("install the operator with integrations.kueue=true",)
+    remedies = [] if is_there else ["write it into metadata.labels of the job"]
+    remedies += [] if has_kueue else ["install the operator with integrations.kueue=true"]
     message = (
         f"{place}[{names.LABEL_QUEUE}] names the queue {queue!r}, and the job does not wait for its quota: "
         f"{', and '.join(remedies)}; or remove it"
