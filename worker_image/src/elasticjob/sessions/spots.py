@@ -45,7 +45,7 @@ class Spots:
         """The tensors whose words are not as they were read before."""
         found = []
         for group, then, now in zip(self._groups, before, self.read(), strict=True):
-            parts = (then != now).cpu().split([len(view) for view in group.views])
+            parts = torch.split((then != now).cpu(), [len(view) for view in group.views])
             found += [self._tensors[at] for at, part in zip(group.numbers, parts, strict=True) if bool(part.any())]
         return found
 
