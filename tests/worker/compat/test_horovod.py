@@ -82,6 +82,8 @@ REFUSED = {
     "a second pass": "1.bias got 2 gradients before optimizer.step(): give DistributedOptimizer backward_passes",
     "sparse": "weight has a sparse gradient: give DistributedOptimizer sparse_as_dense=True",
     "clipped too early": "1.bias was changed after it was sent: call optimizer.synchronize() first",
+    "scaled too early": "call optimizer.synchronize() first",
+    "unscaled too early": "call optimizer.synchronize() first",
     "cleared by the model": "1.bias was changed after it was sent: call optimizer.synchronize() first",
     "copied": "save optimizer.state_dict()",
     "pickled": "save optimizer.state_dict()",
@@ -170,6 +172,10 @@ def test_what_is_under_way_is_not_done(mistaken: list[Member]) -> None:
 def test_a_group_of_tensors_has_one_handle(mistaken: list[Member]) -> None:
     assert [member.results["grouped later"] for member in mistaken] == [[[2], [2, 2]]] * 2
     assert [member.results["grouped later, in place"] for member in mistaken] == [[[2], [2, 2]]] * 2
+
+
+def test_a_scaler_divides_what_is_averaged(mistaken: list[Member]) -> None:
+    assert [member.results["scaled"] for member in mistaken] == [[True, True]] * 2
 
 
 def test_averaging_twice_is_told(mistaken: list[Member]) -> None:

@@ -260,3 +260,32 @@ def test_a_commit_of_a_million_processed_samples_takes_no_list_of_them(alone: No
     again.load_state_dict(saved)
     assert (len(again), again.indices[0], len(again.processed_indices)) == (100_000, 900_000, 900_000)
     assert (again.num_replicas, again.rank, again.num_samples, again.total_size) == (1, 0, 100_000, 100_000)
+
+
+def test_a_commit_that_is_a_file_already_is_not_written_again_at_the_end(alone: None, tmp_path: Path) -> None:
+    def look() -> list[tuple[str, int]]:
+        return [(path.name, path.stat().st_ino) for path in tmp_path.iterdir()]
+
+    @elastic.run
+    def loop(state: Any) -> list[tuple[str, int]]:
+        if not state.epoch:
+            state.epoch = 1
+            state.commit()
+            state._wait()
+        return look()
+
+    written = loop(elastic.ObjectState(epoch=0))
+    assert look() == written, "the world that wrote it"
+    assert loop(elastic.ObjectState(epoch=0)) == written
+    assert look() == written, "a later world, in which nothing was left to do"
+
+
+def test_what_was_committed_while_a_file_was_written_is_a_file_at_the_end(alone: None, tmp_path: Path) -> None:
+    @elastic.run
+    def loop(state: Any) -> None:
+        for state.epoch in range(1, 4):
+            state.commit()
+
+    loop(elastic.ObjectState(epoch=0))
+    newest = max(tmp_path.iterdir())
+    assert (newest.name, torch.load(newest)["epoch"]) == ("horovod-000000000003.pt", 3)

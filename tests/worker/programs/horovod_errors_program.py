@@ -161,6 +161,36 @@ net.zero_grad()
 refused("cleared by the model", optimizer.step)
 
 
+# A scaler changes gradients in a way that torch does not count.
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+torch.autograd.backward(scaler.scale(net(torch.ones(1, 2) * (hvd.rank() + 1)).sum()))
+refused("scaled too early", lambda: scaler.step(optimizer))
+
+net, plain = make()
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+torch.autograd.backward(scaler.scale(net(torch.ones(1, 2) * (hvd.rank() + 1)).sum()))
+scaler.unscale_(optimizer)
+refused("unscaled too early", lambda: scaler.step(optimizer))
+
+trained = []
+for scale in (1.0, 4.0):
+    net, plain = make()
+    optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(net(torch.ones(1, 2) * (hvd.rank() + 1)).sum()))
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+    trained.append(parameters_of(net))
+say("scaled", [is_same(net), trained[0] == trained[1]])
+
+
 # Gradients that a closure makes.
 def train_with_closure(kind: Any) -> list[Any]:
     net, _ = make()
