@@ -10,6 +10,7 @@ from elasticjob.torchcompat import (
     forking,
     groups,
     nccl,
+    optimizers,
     sharding,
     versions,
     waits,
@@ -29,6 +30,7 @@ PROBES: tuple[Probe, ...] = (
     *workers.PROBES,
     *forking.PROBES,
     *versions.PROBES,
+    *optimizers.PROBES,
     *wrappers.PROBES,
     *waits.PROBES,
 )

@@ -1,4 +1,4 @@
-"""Steps of an optimizer that train nothing, and states that are loaded as they were saved.
+"""Steps of an optimizer that train nothing or come from a GradScaler, and states that are loaded as they were saved.
 
 torch fills the state of an optimizer that has none by a step without gradients and with a learning rate of zero, for
 example in `get_optimizer_state_dict`: for plain SGD, which never has a state, each time.
@@ -10,6 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from elasticjob.torchcompat.probe import Probe, find
+
+_HANDLES_SCALE = "_step_supports_amp_scaling"
+
+
+class BeforeScaledStep(torch.optim.Optimizer):
+    """Has `before_scaled_step` called when a GradScaler begins a step, before it changes the gradients for it.
+
+    A scaler first asks whether the optimizer divides them itself, as some of torch's own do.
+    """
+
+    def before_scaled_step(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        self.before_scaled_step()
+        return bool(self.__dict__.get(_HANDLES_SCALE, False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__[_HANDLES_SCALE] = value
 
 
 def fills_state(optimizer: torch.optim.Optimizer) -> bool:
@@ -38,3 +61,13 @@ def load_state(one: Any, state: Mapping[str, Any]) -> None:
             loaded = own.get(name)
             if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor) and saved.dim() == 0:
                 own[name] = loaded if loaded.dtype == saved.dtype else saved.detach().clone().to(loaded.device)
+
+
+PROBES = (
+    Probe(
+        "Horovod's optimizers find a GradScaler that divides gradients too early",
+        (f"torch.optim.Adam.{_HANDLES_SCALE}",),
+        "such a mistake of a script is not reported",
+        lambda: _HANDLES_SCALE in find("torch.amp.GradScaler.step").__code__.co_consts,
+    ),
+)

@@ -161,6 +161,7 @@ class ObjectState:
         self._callbacks: list[Callable[[], None]] = []
         self._commits = 0  # that led to this state, in all worlds
         self._saved: dict[str, Any] = {}
+        self._filed: dict[str, Any] | None = None  # the saved state that is a file
         self._writer: threading.Thread | None = None
         for name, one in kwargs.items():
             setattr(self, name, one)
@@ -273,6 +274,8 @@ class ObjectState:
                 self.on_reset()
                 break
         self._sync(root)
+        if newest and world.rank() == root:
+            self._filed = self._saved
 
     def _is_writing(self) -> bool:
         return self._writer is not None and self._writer.is_alive()
@@ -283,15 +286,17 @@ class ObjectState:
 
     def _write(self, state: dict[str, Any]) -> None:
         # Not a daemon thread: the interpreter waits for it at its end.
-        self._writer = threading.Thread(
-            target=_write_file, args=(self._folder, self._commits, state), name=f"commit-{self._commits}"
-        )
+        self._writer = threading.Thread(target=self._file, args=(self._commits, state), name=f"commit-{self._commits}")
         self._writer.start()
+
+    def _file(self, commits: int, state: dict[str, Any]) -> None:
+        if _write_file(self._folder, commits, state):
+            self._filed = state
 
     def end_world(self) -> None:
         """The function has ended: its last state is a file."""
         self._wait()
-        if self._commits and world.rank() == 0:
+        if self._commits and world.rank() == 0 and self._filed is not self._saved:
             self._write(self._saved)
             self._wait()
 
@@ -374,8 +379,8 @@ def _read_file(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _write_file(folder: Path, commits: int, state: dict[str, Any]) -> None:
-    """Write a commit. An earlier one stays where that fails; a later one tries again."""
+def _write_file(folder: Path, commits: int, state: dict[str, Any]) -> bool:
+    """Write a commit; whether that is done. An earlier one stays where it fails; a later one tries again."""
     began = time.monotonic()
     unfinished = folder / "horovod.unfinished"
     try:
@@ -392,8 +397,10 @@ def _write_file(folder: Path, commits: int, state: dict[str, Any]) -> None:
         for path in [*behind, *expired]:
             with contextlib.suppress(OSError):
                 path.unlink()
+        return True
     except Exception as error:  # torch makes another one of the disk's
         said = error if isinstance(error, OSError) else error.__context__ or error
         _log.warning("commit %d is not saved in %s: %s", commits, folder, str(said).partition("\n")[0])
         with contextlib.suppress(OSError):
             unfinished.unlink()
+        return False

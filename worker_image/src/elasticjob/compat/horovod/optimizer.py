@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticjob.compat.horovod import calls, world
 from elasticjob.errors import ConfigurationError
-from elasticjob.torchcompat import versions
+from elasticjob.torchcompat import optimizers, versions
 
 BUCKET_BYTES = 16 * 2**20
 
@@ -162,7 +162,7 @@ class Reducer:
                 )
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(optimizers.BeforeScaledStep):
     """What a distributed optimizer has before the methods of its own class."""
 
     reducer: Reducer | None
@@ -201,6 +201,15 @@ class _Distributed(torch.optim.Optimizer):
 
     # super().step calls the hooks of a step: torch would add another call here when a state is loaded.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def before_scaled_step(self) -> None:
+        """Raises ConfigurationError while gradients are sent: what a scaler makes of this rank's would be lost."""
+        if self.reducer is not None and self.reducer.is_under_way:
+            raise ConfigurationError(
+                "scaler.step(optimizer) before the gradients of all ranks are averaged: call optimizer.synchronize()"
+                " first, also before scaler.unscale_(optimizer), and make the step in"
+                " `with optimizer.skip_synchronize():`."
+            )
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """The mean loss, so that all ranks decide the same, for example to call the closure again."""
