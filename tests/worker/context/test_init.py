@@ -48,6 +48,13 @@ def test_without_a_launcher_it_is_a_world_of_one(gang: list[Member]) -> None:
     assert gang[0].results["alone"] == [0, 1, False, 1.0]
 
 
+def test_torch_xla_that_sees_one_process_is_told_once(gang: list[Member]) -> None:
+    (told,), unknown = gang[0].results["beside torch_xla"]
+    assert told.startswith("torch_xla sees one process, and the world has 2: its collectives do nothing")
+    assert unknown == []
+    assert gang[1].results["beside torch_xla"] == [[], []]
+
+
 # A build for CUDA has NCCL on a machine without a device, too.
 NCCL_CHECK = "torch.cuda.is_available() is false" if dist.is_nccl_available() else "is_nccl_available() is false"
 

@@ -60,6 +60,25 @@ def test_a_script_without_the_adapter_of_its_framework(text: str, adapter: str |
         assert found.remedy.rpartition(" ")[2] == adapter
 
 
+@pytest.mark.parametrize(
+    ("text", "environ", "is_told"),
+    [
+        ("import torch_xla.core.xla_model as xm", {"PJRT_DEVICE": "CPU"}, True),
+        ("import torch_xla", {"PJRT_DEVICE": "CPU", "WORLD_SIZE": "2"}, True),
+        ("import torch_xla", {"PJRT_DEVICE": "CPU", "WORLD_SIZE": "1"}, False),
+        ("import torch_xla", {"PJRT_DEVICE": "TPU"}, False),
+        ("import torch_xla", {}, False),
+        ("import torch", {"PJRT_DEVICE": "CPU"}, False),
+    ],
+)
+def test_a_script_whose_torch_xla_sees_one_process(text: str, environ: dict[str, str], is_told: bool) -> None:
+    found = frameworks.judge_xla("/w/a.py", text, environ)
+    assert (found is not None) == is_told
+    if found is not None:
+        assert found.status == WARN
+        assert "/w/a.py uses torch_xla with PJRT_DEVICE=CPU" in found.detail
+
+
 def test_versions_that_are_too_old_are_named() -> None:
     installed = {"transformers": "5.1.0", "lightning": "2.1.0"}
     assert frameworks.judge_versions(installed.get) == (

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+import types
+import warnings
 
 import torch.distributed as dist
 
@@ -71,12 +74,26 @@ def nobody() -> None:
         say("nobody", [str(error), time.monotonic() - started])
 
 
+def beside_xla() -> None:
+    """A stub has the place of torch_xla, which this torch cannot load."""
+    sys.modules["torch_xla"] = types.ModuleType("torch_xla")
+    told = []
+    for device in ("CPU", "TPU"):
+        os.environ["PJRT_DEVICE"] = device
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            elasticjob.init(timeout=30)
+        told.append([str(one.message) for one in caught if "torch_xla" in str(one.message)])
+    say("beside torch_xla", told)
+
+
 def main() -> None:
     run_phase(1, 2, launched)
     run_phase(2, 2, elastic)
     run_phase(3, 1, refused)
     run_phase(4, 1, alone)
     run_phase(5, 1, nobody)
+    run_phase(6, 2, beside_xla)
 
 
 if __name__ == "__main__":

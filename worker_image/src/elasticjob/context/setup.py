@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from elasticjob.context import backends, leaving, network
 from elasticjob.context.context import Context, current
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import xla
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +122,9 @@ def init(
         _join(here, choice.backend, timeout)
         groups.keep_gloo()
         atexit.register(_destroy)
+    problem = xla.find_problem(xla.count_processes(os.environ, sys.modules), dist.get_world_size())
+    if problem is not None and dist.get_rank() == 0:
+        warnings.warn(f"{problem}: {xla.REMEDY}.", RuntimeWarning, stacklevel=2)
     return World(
         rank=dist.get_rank(),
         local_rank=here.local_rank,

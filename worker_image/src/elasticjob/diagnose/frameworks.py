@@ -14,6 +14,7 @@ from typing import Final
 from elasticjob import env
 from elasticjob.diagnose.findings import OK, SKIP, WARN, Finding
 from elasticjob.integrations import versions
+from elasticjob.torchcompat import xla
 
 _AGENTS: Final = ("torchrun", "elasticjob-run")
 _AGENT_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "elasticjob.run")
@@ -111,6 +112,18 @@ def judge_script(script: str, text: str) -> Finding | None:
     return Finding("frameworks", WARN, detail, f"{stack.use}, from {stack.adapter}")
 
 
+def judge_xla(script: str, text: str, environ: Mapping[str, str]) -> Finding | None:
+    """Whether a script trains with torch_xla where its collectives do nothing; None if it does not."""
+    is_alone = environ.get("WORLD_SIZE") == "1"
+    if is_alone or xla.MODULE not in find_imports(text) or environ.get(xla.DEVICE, "").upper() != "CPU":
+        return None
+    detail = (
+        f"{script} uses torch_xla with {xla.DEVICE}=CPU, where it sees one process whatever the world has: its "
+        "collectives do nothing, without an error"
+    )
+    return Finding("frameworks", WARN, detail, xla.REMEDY)
+
+
 def judge_versions(read: Callable[[str], str | None]) -> tuple[list[str], list[str]]:
     """The installed frameworks, and those that are too old for their adapters."""
     found = {stack: version for stack in versions.STACKS if (version := read(stack.package)) is not None}
@@ -136,6 +149,8 @@ def check_frameworks(environ: Mapping[str, str]) -> Finding:
         text = "" if script is None else Path(script).read_text(errors="replace")
     except OSError:
         text = ""
-    return judge_script(str(script), text) or Finding(
-        "frameworks", OK, ", ".join(installed) or "none with an adapter is installed"
+    return (
+        judge_xla(str(script), text, environ)
+        or judge_script(str(script), text)
+        or Finding("frameworks", OK, ", ".join(installed) or "none with an adapter is installed")
     )
