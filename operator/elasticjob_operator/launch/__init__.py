@@ -7,6 +7,7 @@
 
 `bundle` reads files, `function` writes a function down as a module, `attach` adds both to a manifest (all three without
 a cluster); `send` creates the objects, `local` starts a cluster on this machine, and `run` is the handle of a job.
+`distributor` has the interface of PySpark's TorchDistributor.
 
 The names below are imported when they are used: the command line needs only a part of the modules.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elasticjob_operator.launch.bundle import CodeError
+    from elasticjob_operator.launch.distributor import TorchDistributor
     from elasticjob_operator.launch.local import LocalError
     from elasticjob_operator.launch.run import ResultError, Run
     from elasticjob_operator.launch.start import launch, stop_local
@@ -27,10 +29,11 @@ _HOME = {
     "LocalError": "local",
     "ResultError": "run",
     "Run": "run",
+    "TorchDistributor": "distributor",
     "launch": "start",
     "stop_local": "start",
 }
-__all__ = ["CodeError", "LocalError", "ResultError", "Run", "launch", "stop_local"]
+__all__ = ["CodeError", "LocalError", "ResultError", "Run", "TorchDistributor", "launch", "stop_local"]
 
 
 def __getattr__(name: str) -> Any:

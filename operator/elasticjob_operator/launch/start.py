@@ -65,7 +65,7 @@ def launch(
     """
     if os.environ.get(names.ENV_UID):
         raise InvalidError('launch: was called inside of a job: put the call under `if __name__ == "__main__":`')
-    bounds = _parse_workers(workers)
+    bounds = parse_workers(workers)
     if on not in (LOCAL, CLUSTER):
         raise InvalidError(f"on: must be {LOCAL!r} or {CLUSTER!r}, not {on!r}")
     if on == CLUSTER and not image and not template:
@@ -135,10 +135,11 @@ def _find(
     return source, list(arguments)
 
 
-def _parse_workers(workers: int | tuple[int, int]) -> tuple[int, int]:
+def parse_workers(workers: int | tuple[int, int], argument: str = "workers") -> tuple[int, int]:
+    """The least and the greatest number of pods. Raises InvalidError, which names the argument."""
     low, high = (workers, workers) if isinstance(workers, int) else tuple(workers) if len(workers) == 2 else (0, 0)
     if not (isinstance(low, int) and isinstance(high, int)) or not 1 <= low <= high:
-        raise InvalidError(f"workers: {workers!r}: must be a number of pods, or (min, max) with 1 ≤ min ≤ max")
+        raise InvalidError(f"{argument}: {workers!r}: must be a number of pods, or (min, max) with 1 ≤ min ≤ max")
     return low, high
 
 
