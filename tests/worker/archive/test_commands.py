@@ -13,6 +13,7 @@ from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import Storage
 from elasticjob.diagnose import cli
 from elasticjob.peers.records import CHUNK_BYTES
+from worker.peers.gang import limit_names
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,6 +58,23 @@ def test_nothing_is_left_of_a_save_that_is_damaged(source: Path, storage: Storag
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(DamagedError, match="missing or damaged"):
         commands.pull(storage, tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_name_that_the_target_cannot_have_is_said(
+    source: Path,
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (source / ("a-name-of-" + 190 * "x")).write_bytes(b"1")
+    commands.push(storage, source)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    limit_names(monkeypatch, tmp_path, 143)
+    assert cli.main(["archive", "pull", storage.url, str(tmp_path / "target")]) == 1
+    told = capsys.readouterr().err
+    assert "a-name-of-xxx" in told and "File name too long" in told and "another file system" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
