@@ -19,6 +19,7 @@ from elasticjob.archive.storage import Storage, StoreError
 from elasticjob.archive.writing import GoneError, Leader, OverError, Sender
 from elasticjob.peers import folder
 from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.folder import UnfitError
 from elasticjob.peers.records import File, Record
 
 _PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
@@ -58,6 +59,9 @@ def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
         for path, file in sorted(save.record.files.items()):
             folder.restore(part, path, file, fetch)
         part.rename(target)
+    except UnfitError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise CommandError(f"{target} cannot have {error}: name a folder on another file system") from None
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
