@@ -263,6 +263,8 @@ def test_a_job_with_code() -> None:
     assert {m["mountPath"]: m["readOnly"] for m in trainer["volumeMounts"]} == {
         names.CODE_PATH: True,
         names.PACKAGES_PATH: True,
+        f"{names.UPDATES_PATH}/a": True,
+        f"{names.UPDATES_PATH}/b": True,
     }
     assert trainer["env"] == [{"name": "PYTHONPATH", "value": "/opt/elasticjob/packages/site-packages:/mine"}]
     (installer,) = spec["initContainers"]

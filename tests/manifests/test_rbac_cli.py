@@ -20,6 +20,8 @@ from controller import client_fixture as given
 from devcluster_fixture import remove_namespace
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import COMMANDS, run
+from elasticjob_operator.launch.attach import attach
+from elasticjob_operator.launch.bundle import Bundle, File
 from manifests.test_chart_release import remove_crds
 from manifests.test_rbac import RBAC, Audit, find_unused, read_grants
 from operator_fixture import wait_for
@@ -73,6 +75,10 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "logs": ("logs", ["logs NAME", "logs NAME -f", "logs NAME --rank 0 --tail 1"]),
     "diagnose": ("diagnose", ["diagnose NAME"]),
     "submit": ("submit", ["submit train.py --image i --name made", "submit SCRIPT --image i --name sent"]),
+    "update": (
+        "update",
+        [*(f"update NAME --code SCRIPT -e A={number}" for number in (1, 2, 3)), "update NAME --undo"],
+    ),
     "scale": ("scale", ["scale NAME 3"]),
     "suspend": (PATCH, ["suspend NAME"]),
     "resume": (PATCH, ["resume NAME"]),
@@ -171,6 +177,8 @@ def test_the_rights_in_the_guide_are_those_that_the_commands_use(
     job = given.manifest(name)
     if row == PATCH:  # nobody else chooses the size of other jobs
         job["spec"]["scaling"] = {"mode": "Goodput"}
+    if row == "update":
+        job = attach(job, Bundle((File("script.py", b""),))).manifest
     audited.kube.request("POST", jobs, job)
     status = given.running_status()
     for member in status["rendezvous"]["members"]:

@@ -20,6 +20,7 @@ from elasticjob_devcluster.node.environ import ConfigError, Raw, field_value, re
 
 TOKEN_REFRESH_SHARE: Final = 0.8
 CONFIG_REFRESH_SECONDS: Final = 30.0
+OPTIONAL_REFRESH_SECONDS: Final = 2.0  # somebody waits for what a pod can do without at first
 
 
 class VolumeError(Exception):
@@ -135,6 +136,8 @@ class PodVolumes:
     async def _object_files(self, plural: str, source: Raw, key: str) -> dict[str, File]:
         name = source[key]
         namespace = self.pod["metadata"]["namespace"]
+        if source.get("optional"):
+            self._refresh_in(OPTIONAL_REFRESH_SECONDS)
         data = await fetch_data(self.node.api, namespace, plural, name)
         kind = plural.rstrip("s")
         if data is None:

@@ -97,6 +97,10 @@ VOLUME_SHM: Final = "elasticjob-shm"
 RUNTIME_PATH: Final = "/opt/elasticjob/runtime"
 VOLUME_CODE: Final = "elasticjob-code"
 CODE_PATH: Final = "/opt/elasticjob/code"  # what was sent with the job, read-only
+VOLUME_UPDATE: Final = "elasticjob-update"
+UPDATES_PATH: Final = "/opt/elasticjob/updates"  # one folder for each of the two ConfigMaps of later revisions
+UPDATE_SLOTS: Final = ("a", "b")  # the revision in force is in one of them, and the next one goes into the other
+UPDATE_INDEX: Final = "revision.json"  # the key that says what the others are
 VOLUME_PACKAGES: Final = "elasticjob-packages"
 PACKAGES_PATH: Final = "/opt/elasticjob/packages"  # what its requirements.txt asks for
 C10D_PORT: Final = 29400
@@ -135,6 +139,7 @@ class Cause(StrEnum):
     UNRESPONSIVE = "unresponsive", "the agent of a pod does not respond"
     STRAGGLER = "straggler", "a slow member is replaced"
     RULE = "rule", "a rule of spec.health.rules ended the world"
+    UPDATE = "update", "the code of the job was updated"
     QUOTA = "quota", "the queue took quota back"
 
 
@@ -214,6 +219,11 @@ def ca_config_map_name(job: str) -> str:
 def code_config_map_name(job: str, digest: str) -> str:
     """The name of the ConfigMap with the job's code. Its content never changes, so the digest is part of the name."""
     return _fit(job, f"-code-{digest[:10]}", _SUBDOMAIN)
+
+
+def update_config_map_name(job: str, slot: str) -> str:
+    """The name of a ConfigMap with a later revision of the job's code. The kubelets bring each change to the pods."""
+    return _fit(job, f"-update-{slot}", _SUBDOMAIN)
 
 
 def autoscaler_name(job: str) -> str:

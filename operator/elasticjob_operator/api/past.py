@@ -43,6 +43,7 @@ class WorldStatus(StatusModel):
     time: str = Field(default="", description="When it was formed.")
     size: int = Field(default=0, description="Its pods.")
     cause: str | None = Field(default=None, description="Why it was formed.")
+    revision: int | None = Field(default=None, description="The revision of its code; absent for the first one.")
     who: str | None = Field(default=None, description="The rank that failed, or the pods that left or joined.")
     lost_seconds: float | None = Field(
         default=None, description="Seconds without a step before it trained; absent if it never did."

@@ -245,6 +245,21 @@ def _bounding(bound: str, relation: str, message: str) -> tuple[str, str]:
     return rule, message
 
 
+class Code(Model):
+    """A later revision of the code that was sent with the job, as `kubectl elasticjob update` writes it."""
+
+    revision: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
+        description="Its number. One that is not greater than any before is not taken."
+    )
+    digest: str | None = Field(
+        default=None,
+        max_length=64,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Of what one of the ConfigMaps NAME-update-a and NAME-update-b of the job has: files, arguments "
+        "and variables. Default: what the job was submitted with.",
+    )
+
+
 class Spec(Model):
     """The desired state."""
 
@@ -282,6 +297,7 @@ class Spec(Model):
     health: Health = Field(default_factory=Health, description="Preflight and hang detection.")
     network: Network = Field(default_factory=Network, description="Network access to the workers.")
     checkpoints: Checkpoints | None = Field(default=None, description=(Checkpoints.__doc__ or ""))
+    code: Code | None = Field(default=None, description=(Code.__doc__ or ""))
     runtime_injection: RuntimeInjection = Field(
         default=RuntimeInjection.AUTO,
         description="Whether an init container copies the elasticjob runtime into the trainer: Auto (if the "

@@ -77,6 +77,7 @@ class RendezvousStatus(StatusModel):
     store: StoreAddress | None = Field(default=None, description="The address of this generation's store.")
     formed_time: str | None = None
     reason: str | None = Field(default=None, description="Why this generation was formed.")
+    revision: int | None = Field(default=None, description="The revision of its code; absent for the first one.")
     succeeded: list[str] = Field(
         default_factory=list, description="Pods (UIDs) that succeeded in an earlier generation of the last world."
     )
@@ -144,6 +145,27 @@ class RestartStatus(StatusModel):
     unasked_until: str | None = Field(
         default=None, description="When the worlds that members left without a failure stop counting."
     )
+
+
+class CodeRevision(StatusModel):
+    """One revision of the code; 0, without a digest, is what the job was submitted with."""
+
+    revision: int = 0
+    digest: str | None = None
+    message: str | None = Field(default=None, description="Why it is no longer in force.")
+
+
+class CodeStatus(StatusModel):
+    """The code that worlds are formed with from now on, once spec.code has asked for another one."""
+
+    revision: int = 0
+    digest: str | None = None
+    time: str | None = Field(default=None, description="When it came into force.")
+    proven: bool = Field(default=True, description="Whether it has made a step, or has run for a while.")
+    previous: CodeRevision | None = Field(
+        default=None, description="What takes its place if it fails before that, or is taken back."
+    )
+    failed: CodeRevision | None = Field(default=None, description="A later one that failed before its first step.")
 
 
 class Metric(StatusModel):
@@ -346,6 +368,7 @@ class Status(StatusModel):
     template: TemplateStatus | None = None
     rendezvous: RendezvousStatus = Field(default_factory=RendezvousStatus)
     restarts: RestartStatus = Field(default_factory=RestartStatus)
+    code: CodeStatus | None = Field(default=None, description=CodeStatus.__doc__)
     progress: ProgressStatus | None = None
     archive: ArchiveStatus | None = None
     origin: OriginStatus | None = None

@@ -167,6 +167,8 @@ class AgentState(Wire):
     preflight: Preflight | None = None  # of a job with health.preflight: Network
     watches: Short | None = None  # a digest of the expressions that it looks for in the output of its workers
     signs: Annotated[tuple[Sign, ...], Field(max_length=16), FailFast()] = ()  # what it has found in this world
+    # Digests of the later revisions of the code that it can start workers with.
+    codes: Annotated[tuple[Short, ...], Field(max_length=4), FailFast()] = ()
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
     shards: Annotated[tuple[Count, ...], Field(max_length=2048), FailFast()] = ()
 
@@ -240,6 +242,13 @@ class Member(Wire):
     nproc: int = 1
 
 
+class Code(Wire):
+    """A later revision of the job's code, of which the agent has files."""
+
+    revision: Count
+    digest: Short = ""  # of what is mounted; "" for what the pod was created with
+
+
 class World(Wire):
     """The receiver is in generation `generation` with this rank: start the workers, or send the world to the sessions.
 
@@ -257,6 +266,7 @@ class World(Wire):
     restarts: Count = 0  # worker-caused restarts so far
     repeats: Count | None = None  # how many of them in a row were the same error at the same place, from two on
     before: Count | None = None  # restore only checkpoints of earlier steps
+    code: Code | None = None  # what the workers run; None: what the pod was created with
 
 
 class Regroup(Wire):
@@ -274,6 +284,7 @@ class Regroup(Wire):
     checkpoint: bool = False
     grace_seconds: float = 30.0
     fresh: bool | None = None  # end the workers, also those that keep their memory
+    code: Code | None = None  # what those run that start before the next world exists
 
 
 class Stop(Wire):

@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "local": _Place(
         "launch.local", "local", "Run a SCRIPT on this machine, on a real API server, with pods as processes."
     ),
+    "update": _Place("launch.update", "update", "Change the code of a job that runs, without new pods."),
     "scale": _Place("change", "scale", "Set the number of pods."),
     "suspend": _Place("change", "suspend", "Save a checkpoint and delete the pods, but keep the job."),
     "resume": _Place("change", "resume", "Resume a suspended job from its last checkpoint."),

@@ -43,3 +43,4 @@ class Record:
     step_seconds: float | None = None
     count: int = 1  # how many such things happened, or bytes
     message: str = ""
+    revision: int = 0  # of the code of a world

@@ -25,7 +25,8 @@ def watch(before: api.Status, world: api.RendezvousStatus, now: float) -> tuple[
     formed = parse_time(world.formed_time) or now
     who = name_causers(before, world)
     cause = world.reason or ""
-    return (Record(Kind.FORMED, formed, world.generation, cause, size=len(world.members), who=who),)
+    size, revision = len(world.members), world.revision or 0
+    return (Record(Kind.FORMED, formed, world.generation, cause, size=size, who=who, revision=revision),)
 
 
 def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
@@ -40,6 +41,8 @@ def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
             "" if ordered.rank is None else f": rank {ordered.rank} in {_place(ordered.pod or '', ordered.node or '')}"
         )
         return _shorten([f"{ordered.rule}{who}"])
+    if world.reason == names.Cause.UPDATE:
+        return f"revision {world.revision or 0}"
     now, then = {m.uid for m in world.members}, {m.uid for m in old.members}
     gone = [_place(m.pod, m.node) for m in old.members if m.uid not in now]
     joined = [_place(m.pod, m.node) for m in world.members if m.uid not in then] if old.members else []
@@ -64,6 +67,7 @@ def add(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldSta
         size=record.size,
         cause=record.cause or None,
         who=record.who or None,
+        revision=record.revision or None,
     )
     return (*worlds, fresh)[-MOST_WORLDS:]
 

@@ -51,9 +51,13 @@ def attach(manifest: Mapping[str, Any], bundle: Bundle) -> Shipment:
             raise InvalidError(
                 f"volumeMounts: {names.CODE_PATH} is where the code goes: mount the other volume elsewhere"
             )
-    items = [_item(number, file) for number, file in enumerate(bundle.files)]
+    items = [item | ({"mode": 0o555} if file.executable else {}) for item, file in find_items(bundle)]
     _mount(spec, trainer, {"name": names.VOLUME_CODE, "configMap": {"name": name, "items": items}}, names.CODE_PATH)
     trainer.setdefault("workingDir", names.CODE_PATH)
+    for slot in names.UPDATE_SLOTS:  # for what `update` sends, which the kubelets bring when it is there
+        source = {"name": names.update_config_map_name(metadata["name"], slot), "optional": True}
+        volume = {"name": f"{names.VOLUME_UPDATE}-{slot}", "configMap": source}
+        _mount(spec, trainer, volume, f"{names.UPDATES_PATH}/{slot}")
     if bundle.requirements is not None:
         installer = build_installer(trainer, bundle.requirements)
         spec["initContainers"] = [*(spec.get("initContainers") or []), installer]
@@ -111,9 +115,9 @@ def _key(number: int, file: File) -> str:
     return f"{number}-{re.sub(r'[^-._a-zA-Z0-9]', '_', file.path)[-100:]}"
 
 
-def _item(number: int, file: File) -> dict[str, Any]:
-    item: dict[str, Any] = {"key": _key(number, file), "path": file.path}
-    return item | ({"mode": 0o555} if file.executable else {})
+def find_items(bundle: Bundle) -> list[tuple[dict[str, Any], File]]:
+    """Each file, with its key in the ConfigMap and its path."""
+    return [({"key": _key(number, file), "path": file.path}, file) for number, file in enumerate(bundle.files)]
 
 
 def _as_text(content: bytes) -> str | None:

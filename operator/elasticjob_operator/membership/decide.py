@@ -75,6 +75,8 @@ def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = No
         )
     if situation.ordered is not None:
         return _regroup(situation, verdicts, cause=Cause.RULE, checkpoint=situation.ordered.saves)
+    if situation.is_outdated:
+        return _regroup(situation, verdicts, cause=Cause.UPDATE, checkpoint=True)
     change = changes.find_change(situation, verdicts)
     if change.cause:
         return _regroup(situation, verdicts, cause=change.cause, checkpoint=True)
@@ -127,6 +129,8 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
         return Cause.LOST
     if situation.ordered is not None:
         return Cause.RULE
+    if situation.is_outdated:
+        return Cause.UPDATE
     leaving = next((j.leaving for j in verdicts if j.leaving), "")
     if leaving:
         return leaving
@@ -299,6 +303,7 @@ def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> a
         store=api.StoreAddress(address=store.address, port=store.port),
         formed_time=format_time(situation.now),
         reason=cause,
+        revision=(situation.code.revision or None) if situation.code else None,
     )
 
 

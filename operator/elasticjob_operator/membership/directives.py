@@ -27,6 +27,7 @@ def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, w
         restarts=situation.restarts,
         repeats=situation.repeats or None,
         before=situation.before,
+        code=situation.code,
     )
     return {m.uid: one.model_copy(update={"rank": m.rank}) for m in members}
 
@@ -34,9 +35,15 @@ def build_worlds(situation: Situation, members: Sequence[Member]) -> dict[str, w
 def build_regroup(situation: Situation, cause: str, *, checkpoint: bool, generation: int | None = None) -> wire.Regroup:
     """The directive that this generation (by default the current one) and all earlier ones are over."""
     over = situation.world.generation if generation is None else generation
-    fresh = True if situation.ordered is not None and generation is None else None
+    ends = situation.ordered is not None or situation.is_outdated
+    fresh = True if ends and generation is None else None
     return wire.Regroup(
-        generation=over, reason=cause, checkpoint=checkpoint, grace_seconds=situation.grace, fresh=fresh
+        generation=over,
+        reason=cause,
+        checkpoint=checkpoint,
+        grace_seconds=situation.grace,
+        fresh=fresh,
+        code=situation.code,
     )
 
 

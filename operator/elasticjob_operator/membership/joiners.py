@@ -18,7 +18,7 @@ def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> lis
     found = [
         w
         for w in sorted(situation.workers, key=lambda w: w.pod.index)
-        if w.pod.uid not in members and w.pod.live and not w.leaving and is_ready(w)
+        if w.pod.uid not in members and w.pod.live and not w.leaving and is_ready(w) and has_code(w, situation)
     ]
     return topology.sort_by_place(found, lambda w: w.place)
 
@@ -60,6 +60,12 @@ def is_ready(worker: Worker) -> bool:
         and agent.state.phase is AgentPhase.READY
         and agent.state.store is not None
     )
+
+
+def has_code(worker: Worker, situation: Situation) -> bool:
+    """Whether it can run the code of the next world."""
+    codes = worker.agent.state.codes if worker.agent else ()
+    return situation.code is None or situation.code.digest in ("", *codes)
 
 
 def count_coming(situation: Situation, verdicts: Sequence[MemberVerdict]) -> int:

@@ -91,7 +91,13 @@ class Situation:
     repeats: int = 0  # how many of them in a row were the same error; 0 for the first one
     ordered: api.OrderedRestart | None = None  # a rule ends this world
     before: int | None = None  # only checkpoints of earlier steps are restored
+    code: wire.Code | None = None  # of the next worlds; None: what the job was submitted with
     settings: Settings = Settings()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the present world runs other code than the next one is to run."""
+        return bool(self.world.members) and (self.world.revision or 0) != (self.code.revision if self.code else 0)
 
     def by_uid(self) -> dict[str, Worker]:
         return {w.pod.uid: w for w in self.workers}

@@ -133,6 +133,7 @@ class StatusFields(TypedDict, total=False):
     template: api.TemplateStatus | None
     rendezvous: api.RendezvousStatus
     restarts: api.RestartStatus
+    code: api.CodeStatus | None
     progress: api.ProgressStatus | None
     archive: api.ArchiveStatus | None
     origin: api.OriginStatus | None

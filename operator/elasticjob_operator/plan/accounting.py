@@ -21,7 +21,7 @@ from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan import flapping, policy, reporting
+from elasticjob_operator.plan import flapping, policy, reporting, updating
 from elasticjob_operator.plan.values import Seen
 from elasticjob_operator.sizing import legal, retreat
 from elasticjob_operator.sizing.retreat import FailedChange
@@ -56,11 +56,13 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     verdict = classify.apply_rules(spec.failure_policy.rules, failure)
     if verdict is Verdict.RESTART and any(f.blame is Blame.INFRASTRUCTURE for f in found):
         verdict = Verdict.RESTART_FREE
-    charged_before = status.restarts.total
+    uncharged, charged_before = status, status.restarts.total
     status = _charge(seen, spec, status, found, failure, verdict)
     fresh = status.restarts.total > charged_before
     status = _note_failures(seen, spec, status, found, failure, verdict, fresh=fresh)
     told = reporting.describe_failure(failure)
+    if verdict in (Verdict.RESTART, Verdict.FAIL) and updating.is_on_trial(status):
+        return Accounting(updating.go_back(uncharged, status, told, seen.now))
     change = retreat.find_failed_change(status.timeline, status.goodput.measured, seen.now)
     is_over = status.restarts.user > spec.elastic_policy.max_restarts
     if verdict is Verdict.RESTART and change:

@@ -34,6 +34,7 @@ from elasticjob_operator.plan import (
     reporting,
     selection,
     summary,
+    updating,
 )
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
@@ -191,6 +192,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     status = revise(status, restarts=restarts)
     status = revise(status, stragglers=_find_stragglers(seen, spec, status))
     status = incidents.forget_passed(status, seen.step_of(status.rendezvous.generation))
+    status = updating.follow(seen, spec, status)
     pods = selection.choose_pods(seen, spec, status)
     status = revise(status, rendezvous=_mark_leaving(seen, status.rendezvous, pods))
     situation = _situation(seen, config, spec, status, pods)
@@ -225,6 +227,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
             repeats=_count_repeats(status.restarts),
             ordered=incidents.find_ordered(status),
             before=status.restarts.ordered.before if status.restarts.ordered else None,
+            code=updating.code_of(status),
         )
         decision = decide.decide(situation, verdicts)
     checks = probing.decide(situation)
@@ -335,10 +338,12 @@ def _write(
 ) -> Plan:
     status = revise(status, rendezvous=next_status.build_rendezvous(seen, status, pods, decision))
     status = next_status.build(seen, spec, status, pods, decision)
+    status = updating.note(seen, spec, status)
     silent = first(next_status.find_agentless(seen, spec, status).at, silence.find_no_progress(status, seen.now).at)
     calm = flapping.find_restless(status, seen.now).at
     late = first(*(health_watch.due_at(rule, status) for rule in health_watch.rules_of(spec)))
     late = late if late is not None and late > seen.now else None
+    trial = updating.due_at(status, seen.now)
     existing = {(kind, name): digest for kind, name, digest in seen.children}
     create = _new_pods(seen, config, spec, status, pods)
     # Pods created in this pass are counted already, which saves a second write.
@@ -361,13 +366,18 @@ def _write(
         remove=children.unwanted_children(wanted, existing, seen.job),
         resize=policy.find_resizes(seen.pods, spec, seen.quota, seen.why_unresized),
         directives={**decision.directives, **selection.dismiss(seen, status, pods)},
-        events=reporting.describe_changes(seen.job.status, status, decision, seen.now),
+        events=(
+            *reporting.describe_changes(seen.job.status, status, decision, seen.now),
+            *updating.find_events(seen.job.status, status),
+        ),
         announces=decision.world is not None,
         set_replicas=written.find_replicas(seen.job, spec, pods.size),
         set_suspend=incidents.is_to_suspend(spec, status),
         is_pool_size=spec.is_pooled,
         asks=pods.asks,
-        wake_at=first(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm, late),
+        wake_at=first(
+            *(decision.wake_at, pods.wake_at, next_status.progress_due(seen, status), silent, calm, late, trial)
+        ),
     )
 
 

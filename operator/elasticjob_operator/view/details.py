@@ -68,6 +68,8 @@ def _facts(job: Job, now: float) -> Table:
     code = (job.metadata.get("annotations") or {}).get(names.ANNOTATION_CODE)
     if code:
         table.add_row("Code:", str(code))
+    if status.code is not None:
+        table.add_row("Revision:", _revision_text(status.code))
     table.add_row("World:", _world_text(world))
     if status.progress is not None:
         last = " (last report)" if status.finished else ""
@@ -98,6 +100,11 @@ def _facts(job: Job, now: float) -> Table:
             f"{words.duration(between or 0.0)} of training for each",
         )
     return table
+
+
+def _revision_text(code: api.CodeStatus) -> str:
+    of = f"{code.revision}, sha256:{code.digest}" if code.digest else f"{code.revision}, the code above"
+    return of if code.proven else f"{of}; it has made no step yet"
 
 
 def _template_text(taken: api.TemplateStatus) -> str:

@@ -37,6 +37,7 @@ MESSAGES = (
     wire.Welcome,
     wire.DirectiveMessage,
     wire.World,
+    wire.Code,
     wire.Member,
     wire.Regroup,
     wire.Peer,

@@ -673,3 +673,38 @@ def test_how_long_the_last_checkpoint_may_take_to_the_archive(
     state = make_state(Stage.STOPPED, leave_at=leave_at, world=world)
     state = replace(state, hub=HubView(directive=directive))
     assert rules.find_time_to_archive(state, NOW) == seconds
+
+
+CODE, OLDER = wire.Code(2, "2" * 64), wire.Code(1, "1" * 64)
+
+
+def test_workers_without_a_session_run_the_code_of_their_world() -> None:
+    found = replace(world(4), code=CODE)
+    state, done = play(make_state(Stage.READY), hub_changed(found), events.Entered(4))
+    assert state.code == CODE
+    assert done[-1] == events.Begin(found, to_sessions=False)
+
+
+def test_sessions_that_end_for_an_update_start_again_with_its_code() -> None:
+    order = replace(regroup(checkpoint=True, reason="update"), fresh=True, code=CODE)
+    state, done = play(make_state(Stage.RUNNING, sessions=True), hub_changed(order), events.Saved(), events.Wanted())
+    assert (state.stage, state.code) == (Stage.LAUNCHED, CODE)
+    assert events.Launch(CODE) in done
+
+
+def test_sessions_that_were_started_with_other_code_than_their_world_start_again() -> None:
+    found = replace(world(4), code=CODE)
+    state, done = play(make_state(Stage.READY, sessions=True, code=OLDER), hub_changed(found))
+    assert kinds(done) == [wire.STARTING, "KillProcesses"]
+    state, done = play(state, events.Gone(1), events.Wanted())
+    assert events.Launch(CODE) in done
+    assert state.published.failure is None, "they were ended, which is not a failure"
+    state, done = play(state, events.Idle(2), events.Listening(STORE))
+    assert kinds(done) == ["CloseStores", "OpenStore", wire.READY, "Enter"]
+    _, done = play(make_state(Stage.READY, sessions=True, code=CODE), hub_changed(found))
+    assert kinds(done) == ["Enter"]
+
+
+def test_it_says_which_revisions_it_has() -> None:
+    state, done = play(make_state(Stage.RUNNING), events.Codes(("2" * 64,)))
+    assert state.published.codes == ("2" * 64,) and len(phases(done)) == 1

@@ -60,6 +60,34 @@ def test_a_worker_that_is_ordered_at_once_imports_no_compiler_either(tmp_path: P
     assert done.stdout.split() == ["True", "0", "True", "0"], done.stderr
 
 
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_worker_in_another_folder_has_nothing_of_the_first_one(tmp_path: Path, warm: bool) -> None:
+    """As after an update of the code: the standby was made for the first one."""
+    told = "import importlib.util, os, pytest; print(os.getcwd()[-3:], importlib.util.find_spec('gone') is not None)"
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(told)
+    (tmp_path / "old/gone.py").touch()
+    (tmp_path / "agent.py").write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from elasticjob.launch import fork_server\n"
+        "root = Path.cwd()\n"
+        "os.chdir(root / 'old')\n"
+        "server = fork_server.ForkServer()\n"
+        f"{warm} and server.fork([str(root / 'old/train.py')])\n"
+        "for name in ('old', 'new', 'old'):\n"
+        "    command = (sys.executable, '-u', str(root / name / 'train.py'))\n"
+        "    print(server.start(command, os.environ, None, None, str(root / name)).wait(100), flush=True)\n"
+        "server.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
+    )
+    assert done.stdout.split() == ["old", "True", "0", "new", "False", "0", "old", "True", "0"], done.stderr
+    assert ("modules imported before the workers start" in done.stderr) is warm
+
+
 def test_a_worker_whose_agent_has_stopped_waiting_for_it_ends_in_silence(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "import json, os, socket\n"

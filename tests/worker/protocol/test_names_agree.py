@@ -11,6 +11,7 @@ from worker.gang_helper import REPOSITORY
 # Set by the agent for its workers, or by the author of the job: the operator does not know them.
 OURS = {"ELASTICJOB_GENERATION", "ELASTICJOB_CONTROL", "ELASTICJOB_IN_PROCESS", "ELASTICJOB_WARM_START"} | {
     "ELASTICJOB_CHECKPOINT_MIB_PER_SECOND",
+    "ELASTICJOB_CODE_REVISION",
     "ELASTICJOB_MEMORY",
     "ELASTICJOB_PRELOAD",
     "ELASTICJOB_REPEATED_FAILURES",

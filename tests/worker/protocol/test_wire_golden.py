@@ -68,6 +68,7 @@ STATE = wire.AgentState(
     ),
     watches="0123456789ab",
     signs=(wire.Sign("EccError", 7, 3, 40, "Uncorrectable ECC error"),),
+    codes=("9f" * 32,),
     shards=(3, 4),
 )
 PROGRESS = wire.Progress(
@@ -98,14 +99,15 @@ SAID = {
     "progress": wire.progress(PROGRESS),
     "diagnosis": wire.diagnosis(7, "stall", "rank 1 waits in all_reduce"),
 }
-WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3, repeats=2, before=812)
+CODE = wire.Code(3, "9f" * 32)
+WORLD = wire.World(generation=7, rank=1, nprocs=(4, 4, 8), store=STORE, restarts=3, repeats=2, before=812, code=CODE)
 HEARD = {
     "welcome": wire.Welcome(
         1.5, 7.5, in_process=True, training=True, probes=True, peer_key="secret", reconnect_seconds=4.5
     ),
     "world_with_sizes": WORLD,
     "world_with_members": dataclasses.replace(WORLD, nprocs=(4, 8)),
-    "regroup": wire.Regroup(7, "drain", checkpoint=True, grace_seconds=12.5, fresh=True),
+    "regroup": wire.Regroup(7, "drain", checkpoint=True, grace_seconds=12.5, fresh=True, code=CODE),
     "stop": wire.Stop("suspended", ok=False, checkpoint=True, grace_seconds=12.5),
     "probe": Probe((Peer("uid-2", "10.0.0.4", 30101),), passed=False, reason="1.0 MiB/s between a and b"),
     "error": wire.Refusal("version", "v: this hub speaks version 1, not 2"),

@@ -50,6 +50,7 @@ GENERATION: Final = "ELASTICJOB_GENERATION"
 TRACEPARENT: Final = "TRACEPARENT"  # from the operator where jobs are traced, else whatever the author of the job wrote
 REPEATS: Final = "ELASTICJOB_REPEATED_FAILURES"  # with the same error, without progress; from two on
 RESTORE_BEFORE: Final = "ELASTICJOB_RESTORE_BEFORE"  # a step: only checkpoints of earlier ones are restored
+CODE_REVISION: Final = "ELASTICJOB_CODE_REVISION"  # of the code that they run; 0: what the pod was created with
 CONTROL: Final = "ELASTICJOB_CONTROL"
 RUN_ID: Final = "ELASTICJOB_RUN_ID"  # what its workers have as TORCHELASTIC_RUN_ID
 MEMORY: Final = "ELASTICJOB_MEMORY"  # the agent's folder in shared memory, for snapshots
@@ -63,6 +64,9 @@ IN_PROCESS: Final = "ELASTICJOB_IN_PROCESS"
 
 # The MASTER_PORT of a worker that starts before there is a world: torch rejects it at once.
 NO_PORT: Final = 65536
+
+CODE_PATH: Final = "/opt/elasticjob/code"  # what was sent with the job
+UPDATES_PATH: Final = "/opt/elasticjob/updates"  # a folder for each of two later revisions of it
 
 BACKEND: Final = "elasticjob"
 AGENT_PATH: Final = "/v1/agent"

@@ -100,7 +100,7 @@ def submit(
         if template:
             raise click.UsageError("--template: is for a script: name it in the manifest (spec.templateRef)")
         manifest = read_manifest(path, name)
-        bundle = _checked(lambda: read_code(Path(code), exclude)) if code else None
+        bundle = checked(lambda: read_code(Path(code), exclude)) if code else None
     else:
         if not script:
             raise click.UsageError("specify a script, or a manifest with --file")
@@ -108,11 +108,11 @@ def submit(
             raise click.UsageError(
                 f"--image: is required without --template: the image that the script runs in (or set {_IMAGE_VARIABLE})"
             )
-        source = _checked(lambda: find_source(script, code, exclude, in_image=in_image))
+        source = checked(lambda: find_source(script, code, exclude, in_image=in_image))
         bundle = source.bundle
         if bundle is None and not in_image and script.endswith(".py"):
             common.warn(f"{script}: is no file here, so that the image must have it")
-        manifest = _checked(
+        manifest = checked(
             lambda: build_manifest(
                 name or default_name(source.name, secrets.token_hex(2)),
                 image,
@@ -149,13 +149,14 @@ def pack(manifest: dict[str, Any], bundle: Bundle | None, requirements: str | No
         if requirements:
             raise click.UsageError("--requirements: is for code that is sent: name a script of this machine, or --code")
         return Shipment(manifest)
-    return _checked(lambda: attach(manifest, with_requirements(bundle, Path(requirements)) if requirements else bundle))
+    return checked(lambda: attach(manifest, with_requirements(bundle, Path(requirements)) if requirements else bundle))
 
 
 T = TypeVar("T")
 
 
-def _checked(make: Callable[[], T]) -> T:
+def checked(make: Callable[[], T]) -> T:
+    """What this makes. Raises Misuse."""
     try:
         return make()
     except (api.InvalidJobError, ClientError) as error:
@@ -163,7 +164,7 @@ def _checked(make: Callable[[], T]) -> T:
 
 
 def _print_dry_run(shipment: Shipment, output: str | None) -> None:
-    _checked(lambda: rules.check_manifest(shipment.manifest))
+    checked(lambda: rules.check_manifest(shipment.manifest))
     parts = [shipment.manifest, *([shipment.config_map] if shipment.config_map else [])]
     if output == "json":
         value = {"apiVersion": "v1", "kind": "List", "items": parts} if len(parts) > 1 else parts[0]

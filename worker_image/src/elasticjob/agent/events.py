@@ -60,6 +60,13 @@ class Watches(Event):
 
 
 @dataclass(frozen=True)
+class Codes(Event):
+    """The revisions of the code that this pod has have changed."""
+
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Wrote(Event):
     """A worker has written a line that a rule of the job looks for."""
 
@@ -234,6 +241,8 @@ class Begin(Action):
 @dataclass(frozen=True)
 class Launch(Action):
     """Start the workers before a world exists: they create sessions and wait."""
+
+    code: wire.Code | None = None
 
 
 @dataclass(frozen=True)

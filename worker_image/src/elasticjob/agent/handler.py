@@ -14,8 +14,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -28,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from elasticjob import env
-from elasticjob.agent import claim, events, output, rules, torch_agent
+from elasticjob.agent import claim, events, output, revisions, rules, torch_agent
 from elasticjob.agent.executor import Executor, JoinError
 from elasticjob.channel import shared_memory
 from elasticjob.diagnose import doctor
@@ -84,6 +86,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._checked = False
         self._responder: probe.Responder | None = None
         self._server = fork_server.ForkServer()
+        self._codes = revisions.Revisions()
+        self._code: revisions.Place | None = None
         self._output = output.Output(
             output.read_rules(executor.settings.log_rules), executor.note_line, executor.note_number
         )
@@ -100,8 +104,12 @@ class ElasticJobRendezvous(RendezvousHandler):
         """Start workers from this fork server."""
         self._server = server
         # torch installs its own SIGTERM handler before it starts workers
-        if fork_server.serve_torch(server, self.catch_sigterm, self._output.tap) and self.executor.settings.log_rules:
+        if not fork_server.serve_torch(server, self.catch_sigterm, self._output.tap, self._redirect):
+            return
+        if self.executor.settings.log_rules:
             self.executor.post(events.Watches(output.digest(self.executor.settings.log_rules)))
+        if self._codes.can_come:
+            self._codes.start(lambda digests: self.executor.post(events.Codes(digests)))
 
     def get_backend(self) -> str:
         return env.BACKEND
@@ -124,8 +132,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         match self.executor.await_workers_world():
             case events.Exit() as end:
                 _exit(end)
-            case events.Launch():
-                return self._start_sessions()
+            case events.Launch(code):
+                return self._start_sessions(code)
             case events.Begin(world):
                 return self._start_workers(world)
 
@@ -189,6 +197,7 @@ class ElasticJobRendezvous(RendezvousHandler):
     def _start_workers(self, world: wire.World) -> RendezvousInfo:
         """Let torch start the workers in this world."""
         self._set_restarts(world.restarts)
+        self._enter_code(world.code)
         os.environ[env.GENERATION] = str(world.generation)  # the workers inherit them
         os.environ[env.REPEATS] = str(world.repeats)
         os.environ[env.RESTORE_BEFORE] = "" if world.before is None else str(world.before)
@@ -197,13 +206,31 @@ class ElasticJobRendezvous(RendezvousHandler):
         where = RendezvousStoreInfo(world.store.address, world.store.port)
         return RendezvousInfo(self.executor.store_of(world), world.rank, len(world.nprocs), where)
 
-    def _start_sessions(self) -> RendezvousInfo:
+    def _start_sessions(self, code: wire.Code | None) -> RendezvousInfo:
         """Let torch start the workers without a world; the executor sends them worlds later."""
         self._set_restarts(0)
+        self._enter_code(code)
         os.environ[env.GENERATION] = os.environ[env.REPEATS] = "0"  # the workers inherit them
         os.environ[env.RESTORE_BEFORE] = ""
         store = PodStore(self.executor.state.published.nproc, self.executor.finish, lambda: False)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.executor.settings.pod_ip, env.NO_PORT))
+
+    def _enter_code(self, code: wire.Code | None) -> None:
+        """Start workers with this code from now on."""
+        os.environ[env.CODE_REVISION] = str(0 if code is None else code.revision)  # the workers inherit it
+        try:
+            self._code = self._codes.enter(code)
+        except revisions.RevisionError as error:
+            generation = self.executor.state.generation
+            self.executor.publish_end(wire.FAILED, wire.Failure(generation, message=str(error)))
+            fail(str(error))
+
+    def _redirect(
+        self, command: tuple[str, ...], environ: Mapping[str, str]
+    ) -> tuple[tuple[str, ...], Mapping[str, str], str | None]:
+        if self._code is None:
+            return command, environ, None
+        return self._code.redirect(command, environ, str(Path.cwd()))
 
     def _set_restarts(self, restarts: int) -> None:
         if self.executor.agent is not None:
@@ -225,6 +252,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         self._closed = True
         self._output.close()
         self._server.close()
+        self._codes.close()
         error, state = sys.exc_info()[1], self.executor.state
         if error is not None:  # after success, what a script has started may end its work
             self._server.end_leftovers()

@@ -60,6 +60,10 @@ def _watches(state: State, event: events.Watches, now: float) -> Result:
     return stages.publish(state, watches=event.digest)
 
 
+def _codes(state: State, event: events.Codes, now: float) -> Result:
+    return stages.publish(state, codes=event.digests)
+
+
 def _wrote(state: State, event: events.Wrote, now: float) -> Result:
     """The first line of each rank counts, until there is a new world."""
     known, sign = state.published.signs, event.sign
@@ -76,18 +80,20 @@ def _checked(state: State, event: events.Checked, now: float) -> Result:
 def _wanted(state: State, event: events.Wanted, now: float) -> Result:
     if state.end is not None:
         return state, (state.end,)
+    code = rules.find_code(state)
     if rules.starts_early(state):
         state, published = stages.publish(
-            replace(state, ran=True, proven=state.wants_sessions is True), in_process=True
+            replace(state, ran=True, proven=state.wants_sessions is True, code=code), in_process=True
         )
-        return stages.launch(state, now), (*published, events.Launch())
+        return stages.launch(state, now), (*published, events.Launch(code))
     failure = rules.find_why(state, event.found, now)
     if not state.keeps_memory:
         return stages.prepare(state, failure)
     state = replace(state, idle=())
     if state.proven:
-        state, published = stages.publish(replace(state, failure=failure), phase=wire.STARTING, failure=failure)
-        return stages.launch(state, now), (*published, events.Launch())
+        state = replace(state, failure=failure, code=code)
+        state, published = stages.publish(state, phase=wire.STARTING, failure=failure)
+        return stages.launch(state, now), (*published, events.Launch(code))
     text = (
         "The script exited before it created an elasticjob.Session; from now on it is started only once a world exists."
     )
@@ -112,7 +118,7 @@ def _entered(state: State, event: events.Entered, now: float) -> Result:
     if world is None:
         return state, ()
     state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, deadline=None, idle=())
-    state = replace(state, evidence=None, failure=None, waiting=frozenset())
+    state = replace(state, evidence=None, failure=None, waiting=frozenset(), code=world.code)
     state, published = stages.publish(
         state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None, unsaved=None, signs=()
     )
@@ -231,6 +237,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.Sized: _sized,
     events.Checked: _checked,
     events.Watches: _watches,
+    events.Codes: _codes,
     events.Wrote: _wrote,
     events.Wanted: _wanted,
     events.Listening: _listening,

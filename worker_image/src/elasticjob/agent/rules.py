@@ -102,6 +102,12 @@ def is_released(state: State) -> bool:
     return find_end(state) is not None
 
 
+def find_code(state: State) -> wire.Code | None:
+    """The code for workers that start before there is a world: as the hub said last."""
+    directive = state.hub.directive
+    return directive.code if isinstance(directive, wire.World | wire.Regroup) else state.code
+
+
 def starts_early(state: State) -> bool:
     """Whether to start the workers before a world exists, because they create a session and wait for one."""
     if state.stage is not Stage.IDLE or state.wants_sessions is False:

@@ -118,6 +118,10 @@ def _while_ready(state: State, now: float) -> Result:
         return publish(replace(launch(state, now), asked=False), phase=wire.STARTING)
     directive = state.hub.directive
     world = directives.find_world(state.generation, state.published.store, directive)
+    if world is not None and state.keeps_memory and world.code != state.code:
+        # They were started before the hub knew, or said, which code this world runs.
+        state, published = publish(replace(launch(state, now), asked=False, idle=()), phase=wire.STARTING)
+        return state, (*published, events.KillProcesses(frozenset()))
     if world is not None:
         return replace(state, stage=Stage.ENTERING, world=world), (events.Enter(world),)
     if isinstance(directive, wire.Regroup) and directives.is_given_up(state.generation, directive):

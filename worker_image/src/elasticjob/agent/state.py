@@ -39,6 +39,7 @@ class State:
     stage: Stage = Stage.IDLE
     hub: HubView = field(default_factory=HubView)
     world: wire.World | None = None  # the one to enter, or entered
+    code: wire.Code | None = None  # what the workers run, or ran last; None: what the pod was created with
     ran: bool = False  # workers have been started at least once
     proven: bool = False  # the script has created a session
     parked: bool = False  # torch's loop is blocked in the handler and polls no worker

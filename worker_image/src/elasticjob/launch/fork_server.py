@@ -33,6 +33,8 @@ _KILLS = 3
 _MOST_NAMES = 8
 
 
+# What to run instead of a command with an environment, and where; None: in this directory.
+Redirect = Callable[[tuple[str, ...], Mapping[str, str]], tuple[tuple[str, ...], Mapping[str, str], str | None]]
 # The files that a worker gets, given its environment and those that it would have.
 Tap = Callable[[Mapping[str, str], Any, Any], contextlib.AbstractContextManager[tuple[Any, Any]]]
 
@@ -133,24 +135,28 @@ class ForkServer:
         if self._channel is not None and not self._has_imported:
             self._has_imported = process.await_readable(self._channel.fileno(), ahead.IMPORT_SECONDS)
 
-    def start(self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
+    def start(
+        self, command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any, cwd: str | None = None
+    ) -> Process:
         """Start a worker: from the standby; else cold but with the same behaviour; else as the plain command."""
         worker: Process | None = None
         if can_warm(command):
-            worker = self._start_warm(command[2:], env, stdout, stderr)
+            worker = self._start_warm(command[2:], env, stdout, stderr, cwd)
             command = (*command[:2], "-m", "elasticjob.launch.standby", "run", *command[2:])
         if worker is None:
-            worker = subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, start_new_session=True)
+            worker = subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, start_new_session=True, cwd=cwd)
         self._workers[worker.pid] = worker
         if self._began is None and (seen := processes.read(worker.pid)) is not None:
             self._began = seen.began
         return worker
 
-    def _start_warm(self, argv: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Child | None:
+    def _start_warm(
+        self, argv: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any, cwd: str | None
+    ) -> Child | None:
         if self._channel is None:
             return None
         ours, theirs = socket.socketpair()
-        text = json.dumps({"argv": argv, "env": dict(env)}).encode() + b"\n"
+        text = json.dumps({"argv": argv, "env": dict(env), "cwd": cwd}).encode() + b"\n"
         files = [1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno(), theirs.fileno()]
         with ours:
             try:
@@ -242,19 +248,31 @@ def write_as_given(
     return contextlib.nullcontext((stdout, stderr))
 
 
-def serve_torch(server: ForkServer, on_start: Callable[[], None], tap: Tap = write_as_given) -> bool:
+def run_as_given(
+    command: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], Mapping[str, str], str | None]:
+    return command, environ, None
+
+
+def serve_torch(
+    server: ForkServer,
+    on_start: Callable[[], None],
+    tap: Tap = write_as_given,
+    redirect: Redirect = run_as_given,
+) -> bool:
     """Make torch's agent start its worker processes from the fork server, if this version of torch allows it.
 
-    `on_start` is called before each start, which may take a while; `tap` says what the worker writes to. Returns
-    whether it does.
+    `on_start` is called before each start, which may take a while; `tap` says what the worker writes to, `redirect`
+    what it runs. Returns whether it does.
     """
     # Imported here: this module is loaded before torch is.
     from elasticjob.torchcompat import workers
 
     def start(command: tuple[str, ...], env: Mapping[str, str], stdout: Any, stderr: Any) -> Process:
         on_start()
-        with tap(env, stdout, stderr) as (out, err):
-            return server.start(command, env, out, err)
+        words, variables, cwd = redirect(command, env)
+        with tap(variables, stdout, stderr) as (out, err):
+            return server.start(words, variables, out, err, cwd)
 
     if not workers.replace_start(start):
         logger.warning("This version of torch does not allow a warm start; workers start cold.")

@@ -35,6 +35,8 @@ def lead_path(entry: str | None) -> None:
     """Put the script's entry first on sys.path, once: a library that is imported afterwards may put another before."""
     global _first  # noqa: PLW0603 - a forked process knows what its parent did
     if entry is not None and entry != _first:
+        if _first is not None and _first in sys.path:  # another revision of the script
+            sys.path.remove(_first)
         sys.path.insert(0, entry)
         _first = entry
 

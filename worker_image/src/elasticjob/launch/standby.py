@@ -35,13 +35,14 @@ READY = b"r"  # to the agent: all imports are done
 
 @dataclass
 class Order:
-    """A worker to start: arguments, environment, and the file descriptors of its output and of its answer."""
+    """A worker to start: arguments, environment, the file descriptors of its output and of its answer, and where."""
 
     argv: list[str]
     env: dict[str, str]
     stdout: int
     stderr: int
     answer: int
+    cwd: str | None = None
 
 
 def main() -> None:
@@ -123,7 +124,8 @@ def _receive(channel: socket.socket) -> Order | None:
             return None
         text += part
     order = json.loads(text)
-    return Order(order["argv"], order["env"], *files)
+    stdout, stderr, answer = files
+    return Order(order["argv"], order["env"], stdout, stderr, answer, order.get("cwd"))
 
 
 def _fork_child_of(agent: int) -> bool:
@@ -162,6 +164,8 @@ def _take_over(order: Order) -> None:
         torch.set_num_threads(int(threads))  # torch read the variable when it was imported
     os.environ.clear()
     os.environ.update(order.env)
+    if order.cwd is not None:
+        os.chdir(order.cwd)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers would draw the same numbers
     frameworks.mend_ranks()

@@ -25,6 +25,7 @@ MAX_METRICS: Final = 32
 MAX_SHARDS: Final = 2048
 MAX_SIGNS: Final = 16
 MAX_LINE: Final = 256
+MAX_CODES: Final = 4
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -49,6 +50,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Code:
+    """A later revision of the job's code."""
+
+    revision: int
+    digest: str = ""  # of what is mounted; "": what the pod was created with
+
+
+@dataclass(frozen=True)
 class World:
     generation: int
     rank: int
@@ -57,6 +66,7 @@ class World:
     restarts: int = 0
     repeats: int = 0  # how many of them in a row were the same error; 0 for the first one
     before: int | None = None  # restore only checkpoints of earlier steps
+    code: Code | None = None  # what the workers run; None: what the pod was created with
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class Regroup:
     checkpoint: bool = False
     grace_seconds: float = 30.0
     fresh: bool = False  # end the workers, also those that keep their memory
+    code: Code | None = None  # what those run that start before the next world exists
 
 
 @dataclass(frozen=True)
@@ -217,6 +228,7 @@ class AgentState:
     preflight: Preflight | None = None  # of a job with `health.preflight: Network`
     watches: str = ""  # a digest of the expressions that it looks for in the output of its workers
     signs: tuple[Sign, ...] = ()  # what it has found in this world
+    codes: tuple[str, ...] = ()  # digests of the later revisions of the code that it has
     shards: tuple[int, ...] = ()  # with `ready`: of a model that its workers have in memory, if others lack them
 
     def dump(self) -> dict[str, Any]:
@@ -237,6 +249,7 @@ class AgentState:
             preflight=None if self.preflight is None else self.preflight.dump(),
             watches=self.watches or None,
             signs=[sign.dump() for sign in self.signs[:MAX_SIGNS]] or None,
+            codes=list(self.codes[:MAX_CODES]) or None,
             shards=list(self.shards[:MAX_SHARDS]) or None,
         )
 
@@ -346,7 +359,8 @@ def _parse_directive(value: dict[str, Any]) -> Directive:
     grace = fields.read_number(value, "graceSeconds", 30.0)
     if action == "regroup":
         generation, reason = fields.read_count(value, "generation"), fields.read_text(value, "reason")
-        return Regroup(generation, reason, checkpoint, grace, value.get("fresh") is True)
+        fresh, code = value.get("fresh") is True, _parse_code(value.get("code"))
+        return Regroup(generation, reason, checkpoint, grace, fresh, code)
     if action == "stop":
         return Stop(fields.read_text(value, "reason"), value.get("ok", True) is True, checkpoint, grace)
     raise WireError(f"the hub sent a directive with unknown action {action!r}")
@@ -363,7 +377,15 @@ def _parse_world(value: dict[str, Any]) -> World:
     generation, restarts = fields.read_count(value, "generation"), fields.read_count(value, "restarts", 0)
     repeats = fields.read_count(value, "repeats", 0)
     before = fields.read_count(value, "before") if "before" in value else None
-    return World(generation, rank, nprocs, store, restarts, repeats, before)
+    return World(generation, rank, nprocs, store, restarts, repeats, before, _parse_code(value.get("code")))
+
+
+def _parse_code(value: Any) -> Code | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise WireError("code is no object")
+    return Code(fields.read_count(value, "revision"), fields.read_text({"digest": "", **value}, "digest"))
 
 
 def _parse_sizes(value: Any) -> tuple[int, ...]:

@@ -1,0 +1,218 @@
+"""`update` of jobs that run: the same pods go on with other code, from where they were."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_devcluster import Cluster
+from elasticjob_operator.cli.root import run
+from operator_fixture import Jobs, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+TRAIN = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import elasticjob
+import version
+from elasticjob.checkpoint import Checkpointer
+
+directory = Path(sys.argv[1])
+with elasticjob.init("gloo") as world:
+    model = torch.nn.Linear(4, 1)
+    checkpoint = Checkpointer(directory / "saved", model, every=1_000_000, keep=0, asynchronous=False)
+    step = checkpoint.restore()
+    pod, revision = os.environ["ELASTICJOB_POD_NAME"], os.environ["ELASTICJOB_CODE_REVISION"]
+    with (directory / "starts").open("a") as file:
+        said = [step, pod, revision, version.TEXT, os.environ.get("COLOUR", "-"), "+".join(sys.argv[2:]) or "-"]
+        print(*said, Path.cwd() == Path(__file__).parent, file=file)
+    while True:
+        step += 1
+        elasticjob.report(step=step)
+        world.barrier()
+        if checkpoint.should_save(step):
+            checkpoint.save(step)
+        time.sleep(0.05)
+"""
+SESSION = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import elasticjob
+
+directory = Path(sys.argv[1])
+
+
+def on_world(session):
+    global checkpoint
+    checkpoint = elasticjob.Checkpointer(directory / "saved", model, optimizer, sampler=sampler, every=1_000_000)
+    if session.committed < 0:
+        session.committed = checkpoint.restore() - 1
+    with (directory / "starts").open("a") as file:
+        who = f"{os.environ['ELASTICJOB_POD_NAME']}/{os.getpid()}"
+        print(session.committed + 1, who, os.environ["ELASTICJOB_CODE_REVISION"], file=file)
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(100_000, 4), torch.randn(100_000, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+sampler = elasticjob.ElasticDistributedSampler(data, global_batch_size=4)
+session = elasticjob.Session(model=model, optimizer=optimizer, sampler=sampler, on_world=on_world)
+for inputs, labels in session.batches(DataLoader(data, batch_sampler=sampler)):
+    with session.step():
+        loss = torch.nn.functional.mse_loss(session.model(inputs), labels)
+        session.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if checkpoint.should_save(session.committed + 2):
+            checkpoint.save(session.committed + 2)
+    elasticjob.report(step=session.committed + 1)
+    time.sleep(0.05)
+session.close()
+"""
+
+
+class Project:
+    """Code that is submitted, and updated."""
+
+    def __init__(self, cluster: Cluster, jobs: Jobs, folder: Path, name: str) -> None:
+        self.jobs, self.name = jobs, name
+        self.output, self.code = folder / "output", folder / "code"
+        self.target = ["-n", jobs.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+        for one in (self.output, self.code):
+            one.mkdir()
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.code / f"{name}.py").write_text(text)
+
+    def submit(self, size: int = 2, most: int = 2) -> None:
+        sizes = ["--replicas", str(size), "--min", str(size), "--max", str(most)]
+        line = ["submit", str(self.code), "--name", self.name, "--image", "local", *sizes]
+        assert run([*line, *self.target, "--", str(self.output)]) == 0
+
+    def update(self, *options: str) -> int:
+        given = options if "--undo" in options else ("--code", str(self.code), *options)
+        before = given[: given.index("--")] if "--" in given else given
+        return run(["update", self.name, *before, *self.target, *given[len(before) :]])
+
+    def starts(self, revision: int | None = None) -> list[list[str]]:
+        file = self.output / "starts"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [line for line in lines if revision is None or line[2] == str(revision)]
+
+    def step(self) -> int:
+        return int(self.jobs.status(self.name).get("progress", {}).get("step", 0))
+
+    def in_force(self, revision: int) -> dict[str, Any]:
+        """The status once this revision has made a step."""
+
+        def look() -> dict[str, Any] | None:
+            status = self.jobs.status(self.name)
+            code = status.get("code", {})
+            return status if code.get("revision") == revision and code.get("proven") else None
+
+        return wait_for(look, f"revision {revision} is in force", timeout=120)
+
+    def uids(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.jobs.pods(self.name)}
+
+
+def test_a_job_goes_on_with_new_code_in_the_same_pods(
+    cluster: Cluster, jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project(cluster, jobs, tmp_path, "hot")
+    project.write(train=TRAIN, version="TEXT = 'one'\n")
+    project.submit()
+    jobs.await_world("hot", 2, timeout=120)
+    wait_for(lambda: project.step() > 10, "it trains")
+    pods = project.uids()
+    assert {tuple(line[2:]) for line in project.starts()} == {("0", "one", "-", "-", "True")}
+
+    # New files, a variable and arguments.
+    project.write(version="TEXT = 'two'\n")
+    assert project.update("-e", "COLOUR=red", "--", str(project.output), "--fast") == 0, capsys.readouterr().err
+    status = project.in_force(1)
+    found = project.starts(1)
+    assert {tuple(line[2:]) for line in found} == {("1", "two", "red", "--fast", "True")}
+    assert len(found) == 2 and int(found[0][0]) > 10, "it goes on from the save that was announced"
+    assert project.uids() == pods
+    assert status["restarts"]["total"] == 0
+    last = status["timeline"][-1]
+    assert (last["cause"], last["who"], last["revision"]) == ("update", "revision 1", 1)
+    assert jobs.condition("hot", "CodeUpdated")["reason"] == "CodeUpdated"
+    assert run(["describe", "hot", *project.target]) == 0
+    assert "Revision:" in capsys.readouterr().out
+
+    # Back, and forth.
+    assert project.update("--undo") == 0
+    project.in_force(2)
+    assert {tuple(line[2:]) for line in project.starts(2)} == {("2", "one", "-", "-", "True")}
+    project.write(version="TEXT = 'three'\n")
+    assert project.update() == 0
+    project.in_force(3)
+    assert {line[3] for line in project.starts(3)} == {"three"}
+    assert project.uids() == pods
+
+    # One that fails at its start.
+    project.write(version="raise ValueError('a mistake')\n")
+    assert project.update() == 0
+    wait_for(
+        lambda: jobs.condition("hot", "CodeUpdated").get("reason") == "CodeWentBack", "it has gone back", timeout=120
+    )
+    message = jobs.condition("hot", "CodeUpdated")["message"]
+    assert re.match(r"revision 4 failed before its first step, so that revision 3 runs again: .*a mistake", message)
+    wait_for(lambda: len(project.starts(3)) >= 4, "revision 3 runs again", timeout=60)
+    status = wait_for(lambda: s if (s := jobs.status("hot"))["rendezvous"]["worldSize"] == 2 else None, "a world")
+    assert (status["restarts"]["user"], status["code"]["revision"]) == (0, 3)
+    assert project.uids() == pods
+    told = [reason for reason, _ in jobs.events("hot")]
+    assert "CodeUpdated" in told and "CodeWentBack" in told
+    assert project.update("--undo") != 0
+    assert "has been taken back already" in capsys.readouterr().err
+
+    # A pod that comes later.
+    before = jobs.status("hot")["rendezvous"]["generation"]
+    victim = next(pod for pod in jobs.pods("hot"))
+    cluster.kube.request(
+        "DELETE", f"/api/v1/namespaces/{jobs.namespace}/pods/{victim['metadata']['name']}?gracePeriodSeconds=0"
+    )
+    jobs.await_world("hot", 2, above=before, timeout=120)
+    wait_for(lambda: len(project.starts(3)) >= 6, "it starts with the code in force", timeout=60)
+    assert {line[3] for line in project.starts(3)} == {"three"}
+    assert len(project.uids() - pods) == 1
+
+
+def test_a_session_goes_on_with_new_code_from_what_it_has_saved(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
+    """A joiner that started with the code of its pod starts again with that of the world."""
+    project = Project(cluster, jobs, tmp_path, "kept")
+    project.write(train=SESSION)
+    project.submit(2, most=3)
+    jobs.await_world("kept", 2, timeout=120)
+    wait_for(lambda: project.step() > 10, "it trains")
+    pods = project.uids()
+    assert project.update("-e", "COLOUR=red") == 0
+    status = project.in_force(1)
+    assert (project.uids(), status["restarts"]["total"]) == (pods, 0)
+    found = project.starts(1)
+    assert len(found) == 2 and int(found[0][0]) > 10, "it goes on from the save that was announced"
+    jobs.scale("kept", 3)
+    jobs.await_world("kept", 3, timeout=120)
+    wait_for(lambda: len(project.starts(1)) >= 5, "all three are in the new world", timeout=60)
+    assert len({line[1] for line in project.starts(1)}) == 3, "two have kept their memory"
+    assert len(project.starts(0)) == 2

@@ -1,0 +1,183 @@
+"""`update`: what is sent to a job that runs, where it goes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_operator import api
+from elasticjob_operator.api import names
+from elasticjob_operator.cli.root import run
+from elasticjob_operator.client import ClientError, Job, build_manifest
+from elasticjob_operator.launch import update
+from elasticjob_operator.launch.attach import attach
+from elasticjob_operator.launch.bundle import Bundle, File
+
+CODE = Bundle((File("train.py", b"print(1)\n"),))
+OLD, NEW = "1" * 64, "2" * 64
+
+
+def make_job(
+    code: api.CodeStatus | None = None, asked: dict[str, Any] | None = None, bundle: Bundle | None = CODE, **spec: Any
+) -> Job:
+    manifest = build_manifest("train", "i", ["torchrun", f"{names.CODE_PATH}/train.py"])
+    raw = attach(manifest, bundle).manifest if bundle is not None else manifest
+    raw["spec"] |= spec | ({"code": asked} if asked else {})
+    return Job(raw, api.Status(code=code))
+
+
+def status(revision: int, digest: str | None, **more: Any) -> api.CodeStatus:
+    return api.CodeStatus(revision=revision, digest=digest, **more)
+
+
+def test_a_pod_has_a_place_for_two_revisions_that_need_not_be_there() -> None:
+    spec = attach(build_manifest("train", "i", ["torchrun", "x"]), CODE).manifest["spec"]["template"]["spec"]
+    volumes = {v["name"]: v["configMap"] for v in spec["volumes"]}
+    mounts = {m["mountPath"]: m["name"] for m in spec["containers"][0]["volumeMounts"]}
+    for slot in names.UPDATE_SLOTS:
+        volume = volumes[mounts[f"{names.UPDATES_PATH}/{slot}"]]
+        assert volume == {"name": f"train-update-{slot}", "optional": True}, "of its own files it knows nothing yet"
+
+
+def test_a_revision_is_complete_and_its_digest_is_that_of_all_of_it() -> None:
+    revision = update.Revision(CODE, ("--lr", "1"), {"A": "b"})
+    config_map = update.build_update("train-update-a", revision)
+    assert "immutable" not in config_map, "kubelets look for no change of such"
+    index = json.loads(config_map["data"].pop(names.UPDATE_INDEX))
+    assert index == {
+        "digest": revision.digest,
+        "requirements": "",
+        "files": [{"key": "0-train.py", "path": "train.py", "executable": False}],
+        "arguments": ["--lr", "1"],
+        "variables": {"A": "b"},
+    }
+    assert config_map["data"] == {"0-train.py": "print(1)\n"}
+    others = (
+        update.Revision(CODE, ("--lr", "2"), {"A": "b"}),
+        update.Revision(CODE, ("--lr", "1")),
+        update.Revision(CODE),
+    )
+    assert len({revision.digest, *(one.digest for one in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("in_force", "found", "slot"),
+    [
+        (None, {"a": None, "b": None}, "a"),
+        (OLD, {"a": OLD, "b": None}, "b"),
+        (OLD, {"a": NEW, "b": OLD}, "a"),
+        (OLD, {"a": OLD, "b": "3" * 64}, "b"),
+        (None, {"a": "3" * 64, "b": NEW}, "b"),  # sent before, and not asked for
+        (None, {"a": "3" * 64, "b": "4" * 64}, "a"),
+    ],
+)
+def test_a_revision_never_takes_the_place_of_the_one_in_force(
+    in_force: str | None, found: dict[str, str | None], slot: str
+) -> None:
+    job = make_job(status(1, in_force) if in_force else None)
+    assert update.choose_slot(job, found, NEW) == slot
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "number"),
+    [
+        (None, None, 1),
+        (status(3, OLD), {"revision": 3, "digest": OLD}, 4),
+        (status(3, OLD, failed=api.CodeRevision(revision=5, digest=NEW)), {"revision": 5, "digest": NEW}, 6),
+        (status(3, OLD), {"revision": 7, "digest": NEW}, 8),
+    ],
+)
+def test_a_number_is_taken_once(code: api.CodeStatus | None, asked: dict[str, Any] | None, number: int) -> None:
+    assert update.next_number(make_job(code, asked)) == number
+
+
+BEFORE = api.CodeRevision(revision=2, digest=OLD)
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "undone"),
+    [
+        pytest.param(
+            status(3, NEW, previous=BEFORE), {"revision": 3}, {"revision": 4, "digest": OLD}, id="the-one-before"
+        ),
+        pytest.param(
+            status(1, NEW, previous=api.CodeRevision()),
+            {"revision": 1},
+            {"revision": 2, "digest": None},
+            id="the-first-one",
+        ),
+        pytest.param(
+            status(2, OLD), {"revision": 3, "digest": NEW}, {"revision": 2, "digest": OLD}, id="still-on-its-way"
+        ),
+        pytest.param(None, {"revision": 1, "digest": NEW}, None, id="the-first-update-is-still-on-its-way"),
+    ],
+)
+def test_an_update_is_taken_back(
+    code: api.CodeStatus | None, asked: dict[str, Any], undone: dict[str, Any] | None
+) -> None:
+    assert update.find_undone(make_job(code, asked)) == undone
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, "has no revision to go back to"),
+        (status(2, OLD, failed=api.CodeRevision(revision=3)), "revision 3 has been taken back already"),
+    ],
+)
+def test_what_was_never_updated_cannot_be_taken_back(code: api.CodeStatus | None, said: str) -> None:
+    with pytest.raises(ClientError, match=said):
+        update.find_undone(make_job(code))
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        pytest.param(make_job(bundle=None), "no place for an update: .* Submit it as a new job", id="in-the-image"),
+        pytest.param(
+            Job(make_job().raw, api.Status(conditions=[api.Condition(type="Complete", status="True")])),
+            "has finished: submit a new job",
+            id="finished",
+        ),
+        pytest.param(
+            make_job(rendezvous={"backend": "c10d"}),
+            "spec.rendezvous.backend: of train is c10d, and updates need",
+            id="another-launcher",
+        ),
+        pytest.param(make_job(bundle=Bundle((File("train.py", b""),))), "", id="as-it-should-be"),
+    ],
+)
+def test_which_jobs_can_be_updated(job: Job, said: str) -> None:
+    if not said:
+        update.check(job, CODE)
+        return
+    with pytest.raises(ClientError, match=said):
+        update.check(job, CODE)
+
+
+def test_the_script_that_the_job_runs_must_be_in_the_code() -> None:
+    with pytest.raises(ClientError, match=r"train\.py: is what train runs, and is not in the code that is sent"):
+        update.check(make_job(), Bundle((File("other.py", b""),)))
+    update.check(make_job(), None)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("update x", "specify the new code"),
+        ("update x --undo --code .", "specify the new code"),
+        ("update x --undo -e A=1", "--undo takes no arguments"),
+        ("update x --undo -- --lr 1", "--undo takes no arguments"),
+        ("update x --code . -e =1", "must be KEY=VALUE"),
+    ],
+)
+def test_misuse_is_told(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(line.split()) == 2
+    assert said in capsys.readouterr().err
