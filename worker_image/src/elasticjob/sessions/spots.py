@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-_MOST = 64  # words of a tensor
+_MOST = 8  # words of a tensor: each of them may be read from memory
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by the size of an element
 
 
