@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ KEPT = {
     "customresourcedefinitions/elasticjobs.elasticjob.dev",
     "customresourcedefinitions/elasticjobtemplates.elasticjob.dev",
 }
-SYSTEM = "chart-release"
+SYSTEMS = (f"chart-release-{number}" for number in itertools.count())  # one for each test: it is long in going
 QUIET: Object = {"replicas": 0}  # nodes that run processes have no image of the operator
 # What this API server serves: no monitoring, no cert-manager.
 INSTALLABLE = ("laptop", "namespaced", "dressed")
@@ -62,19 +63,24 @@ def await_no_crds(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def helm(cluster: Cluster) -> Iterator[helm_python.Config]:
+def system() -> str:
+    """The namespace of the releases of a test."""
+    return next(SYSTEMS)
+
+
+@pytest.fixture
+def helm(cluster: Cluster, system: str) -> Iterator[helm_python.Config]:
     remove_crds(cluster)  # Helm takes over none that is not its own
-    with helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=SYSTEM) as config:
+    with helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=system) as config:
         yield config
         for release in config.list(all_states=True):
             config.uninstall(release["name"])
     remove_crds(cluster)
-    remove_namespace(cluster, SYSTEM)
-    wait_for(lambda: cluster.kube.get(f"/api/v1/namespaces/{SYSTEM}") is None, "the namespace is gone")
+    remove_namespace(cluster, system)
 
 
-def install(helm: helm_python.Config, name: str, values: Object, chart: Path = CHART) -> Object:
-    release: Object = helm.install(chart, name, {**values, **QUIET}, namespace=SYSTEM, create_namespace=True)
+def install(helm: helm_python.Config, system: str, name: str, values: Object, chart: Path = CHART) -> Object:
+    release: Object = helm.install(chart, name, {**values, **QUIET}, namespace=system, create_namespace=True)
     return release
 
 
@@ -87,11 +93,13 @@ def make_older(place: Path) -> Path:
     return older
 
 
-def test_a_release_comes_changes_goes_back_and_goes(cluster: Cluster, helm: helm_python.Config, tmp_path: Path) -> None:
+def test_a_release_comes_changes_goes_back_and_goes(
+    cluster: Cluster, helm: helm_python.Config, system: str, tmp_path: Path
+) -> None:
     kube = cluster.kube
-    deployment = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/life-elasticjob"
+    deployment = f"/apis/apps/v1/namespaces/{system}/deployments/life-elasticjob"
 
-    assert install(helm, "life", {}, make_older(tmp_path))["status"] == "deployed"
+    assert install(helm, system, "life", {}, make_older(tmp_path))["status"] == "deployed"
     assert kube.request("GET", CRD)["spec"]["names"]["shortNames"] == ["older"]
     first = find_ours(cluster, "life")
     assert {"deployments/life-elasticjob", "services/life-elasticjob-hub", "serviceaccounts/life-elasticjob"} <= first
@@ -112,25 +120,25 @@ def test_a_release_comes_changes_goes_back_and_goes(cluster: Cluster, helm: helm
     wait_for(lambda: find_ours(cluster, "life") <= KEPT, "all is gone")
     for path in (CRD, OF_TEMPLATES):
         assert kube.get(path) is not None, "with the CRD every job would go"
-    secrets = kube.request("GET", f"/api/v1/namespaces/{SYSTEM}/secrets")["items"]
+    secrets = kube.request("GET", f"/api/v1/namespaces/{system}/secrets")["items"]
     assert not [s for s in secrets if s["type"].startswith("helm.sh/")]
 
 
-def test_a_crd_of_another_release_is_named_in_the_error(cluster: Cluster, helm: helm_python.Config) -> None:
-    install(helm, "one", {})
+def test_a_crd_of_another_release_is_named_in_the_error(helm: helm_python.Config, system: str) -> None:
+    install(helm, system, "one", {})
     with pytest.raises(helm_python.HelmError, match=r"elasticjobs\.elasticjob\.dev"):
-        install(helm, "two", {})
-    assert install(helm, "three", {"crds": {"install": False}})["status"] == "deployed"
+        install(helm, system, "two", {})
+    assert install(helm, system, "three", {"crds": {"install": False}})["status"] == "deployed"
 
 
 @pytest.mark.parametrize("case", INSTALLABLE)
-def test_what_the_chart_renders_is_accepted(cluster: Cluster, helm: helm_python.Config, case: str) -> None:
+def test_what_the_chart_renders_is_accepted(cluster: Cluster, helm: helm_python.Config, system: str, case: str) -> None:
     values = MATRIX[case]
     for namespace in values.get("watchNamespaces", ()):
         with contextlib.suppress(KubeError):
             cluster.kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
     try:
-        assert install(helm, "case", values)["status"] == "deployed"
+        assert install(helm, system, "case", values)["status"] == "deployed"
         helm.uninstall("case")
         wait_for(lambda: find_ours(cluster, "case") <= KEPT, "all is gone")
     finally:
