@@ -11,8 +11,9 @@ import pytest
 
 from elasticjob_devcluster import Cluster
 from operator_fixture import LIGHT_AGENT, MERGE, Jobs, OperatorProcess, light_spec, wait_for
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
@@ -33,6 +34,7 @@ def served_policy(jobs: Jobs) -> str:
 
 
 class TestSize:
+    @together
     def test_a_horizontal_pod_autoscaler_drives_the_size(self, jobs: Jobs) -> None:
         """There is no metrics server here, and none is needed to bring a size back between minimum and maximum."""
         jobs.create("hpa", light_spec())
@@ -65,6 +67,7 @@ class TestSize:
         jobs.await_world("hpa", 1)
         wait_for(lambda: has_seen(1), "the autoscaler counts what is left")
 
+    @together
     def test_the_operator_makes_an_autoscaler_for_metrics(self, jobs: Jobs) -> None:
         policy = {"minReplicas": 1, "maxReplicas": 3}
         jobs.create("auto", light_spec(elasticPolicy={**policy, "metrics": [{"type": "Nonsense"}]}))
@@ -91,6 +94,7 @@ class TestSize:
         wait_for(lambda: jobs.kube.get(path) is None, "it goes with the field")
         jobs.await_world("auto", 3)
 
+    @together
     def test_a_spare_takes_the_place_of_a_lost_member(self, jobs: Jobs, cluster: Cluster) -> None:
         jobs.create("spare", light_spec(elasticPolicy={"spares": 1}))
         before = jobs.await_world("spare", 2)
@@ -105,6 +109,7 @@ class TestSize:
         assert set(world_uids(after)) <= known, "nobody waits for a new pod"
         wait_for(lambda: len(pod_uids(jobs, "spare") - known) == 1, "there is a new spare")
 
+    @together
     def test_only_steps_are_legal(self, jobs: Jobs) -> None:
         policy = {"minReplicas": 1, "maxReplicas": 4, "replicaIncrementStep": 2}
         jobs.create("step", light_spec(elasticPolicy=policy))
@@ -115,6 +120,7 @@ class TestSize:
         wait_for(lambda: jobs.condition("step", "Degraded").get("reason") == "BelowWanted", "one more is of no use")
         assert len(jobs.pods("step")) == 3
 
+    @together
     def test_only_discrete_values_are_legal(self, jobs: Jobs) -> None:
         policy = {"minReplicas": 1, "maxReplicas": 4, "replicaDiscreteValues": [1, 2, 4]}
         jobs.create("value", light_spec(replicas=3, elasticPolicy=policy))
@@ -122,6 +128,7 @@ class TestSize:
         jobs.scale("value", 4)
         jobs.await_world("value", 4)
 
+    @together
     def test_bounds_change_while_it_runs(self, jobs: Jobs) -> None:
         jobs.create("bound", light_spec(elasticPolicy={"maxReplicas": 2}))
         before = jobs.await_world("bound", 2)
@@ -140,6 +147,7 @@ class TestSize:
 
 
 class TestTemplate:
+    @together
     def test_a_change_moves_all_pods_with_suspend_and_resume(self, jobs: Jobs) -> None:
         jobs.create("edit", light_spec())
         jobs.await_world("edit", 2)
@@ -154,6 +162,7 @@ class TestTemplate:
         assert {p["metadata"]["labels"].get("edition") for p in jobs.pods("edit")} == {"second"}
         wait_for(lambda: jobs.condition("edit", "Degraded").get("status") != "True", "all is well again")
 
+    @together
     def test_more_cpu_is_given_to_pods_that_run(self, jobs: Jobs) -> None:
         spec = light_spec()
         jobs.create("richer", spec)
@@ -221,6 +230,7 @@ def minimum(jobs: Jobs) -> int | None:
 
 
 class TestOtherControllers:
+    @together
     def test_managed_by_another(self, jobs: Jobs) -> None:
         elsewhere = "kueue.x-k8s.io/multikueue"
         jobs.create("other", light_spec(managedBy=elsewhere))
@@ -231,6 +241,7 @@ class TestOtherControllers:
             assert jobs.status(name) == {"observedGeneration": -1}, "the default of the CRD"
             assert jobs.pods(name) == []
 
+    @together
     def test_created_suspended_as_a_queue_does(self, jobs: Jobs) -> None:
         jobs.create("queue", light_spec(runPolicy={"suspend": True}))
         jobs.await_condition("queue", "Suspended")
@@ -289,6 +300,7 @@ class TestOtherControllers:
 
 
 class TestEnding:
+    @together
     def test_startup_deadline(self, jobs: Jobs) -> None:
         spec = light_spec(runPolicy={"startupDeadlineSeconds": 2})
         spec["template"]["spec"]["nodeSelector"] = {"no": "such-node"}
@@ -314,11 +326,13 @@ class TestEnding:
         assert failed["reason"] == "FaultDeadlineExceeded"
 
     @pytest.mark.parametrize(("policy", "kept"), [("All", 0), ("None", 2)])
+    @together
     def test_clean_pod_policy(self, jobs: Jobs, policy: str, kept: int) -> None:
         jobs.create("clean", light_spec("--steps", "5", runPolicy={"cleanPodPolicy": policy}))
         jobs.await_condition("clean", "Complete")
         wait_for(lambda: len(jobs.pods("clean")) == kept, f"{kept} pods are kept")
 
+    @together
     def test_rank_0_decides(self, jobs: Jobs) -> None:
         spec = light_spec(successPolicy="Rank0")
         agent = f"exec {sys.executable} {LIGHT_AGENT}"
