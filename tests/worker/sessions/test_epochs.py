@@ -146,6 +146,16 @@ def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) ->
     assert not story.steps.read()
 
 
+def test_a_second_session_is_refused(tmp_path: Path) -> None:
+    """Folds of a cross-validation, one after the other: a later one stood still without a word."""
+    with FakeHub(size=2, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
+        story = Story(hub, pods, Steps(tmp_path / "out"), "--again")
+        story.start("a")
+        story.start("b")
+        hub.wait_for(lambda: hub.restarts, timeout=120)
+        assert any("ConfigurationError: this process has had a session" in pod.log for pod in pods.pods.values())
+
+
 def test_who_comes_later_and_begins_with_epoch_0_is_refused(tmp_path: Path) -> None:
     """It would train other samples than the others, and leave them waiting at the end."""
     with FakeHub(size=1, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:

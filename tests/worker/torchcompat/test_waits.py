@@ -75,9 +75,11 @@ def test_a_wait_in_a_world_that_holds_lasts_as_long_as_it_must(
     monkeypatch.setattr(waits, "_LOOK_SECONDS", 0.05)
     mine, theirs = torch.zeros(4), torch.ones(4)
     sent: list[Any] = []
-    threading.Timer(0.5, lambda: sent.append(begin(pair[1], theirs))).start()
+    sender = threading.Timer(0.5, lambda: sent.append(begin(pair[1], theirs)))
+    sender.start()
     begin(pair[0], mine).wait()
     assert torch.equal(mine, theirs) and not world.is_stuck
+    sender.join(30)
     sent[0].wait()
 
 
