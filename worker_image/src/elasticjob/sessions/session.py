@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -60,6 +60,13 @@ class Block:
     failure: Exception | None = None  # of a collective in it, which the script may have caught
 
 
+_ONE = (
+    "this process has had a session, and can have only one. Train the models together in one session "
+    "(torch.nn.ModuleDict, or further optimizers by name), or one after the other in jobs of their own. A script "
+    "without a session, with a Checkpointer for each model, restarts at each change and trains them in one job."
+)
+
+
 class Session:
     """Everything in a training run that must survive a change of the world.
 
@@ -82,8 +89,11 @@ class Session:
     that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
     the checkpoint, and set `session.committed` to the number of its last step.
 
-    Raises ConfigurationError if the arguments do not fit together.
+    Raises ConfigurationError if the arguments do not fit together, or if this process has had a session whose worlds
+    changed: the others would be in worlds that this one does not know.
     """
+
+    _has_been: ClassVar[bool] = False  # one with an agent, in this process
 
     def __init__(
         self,
@@ -114,7 +124,10 @@ class Session:
         self._growth = progress.batches.growth = growth
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
+        if keeps_memory and Session._has_been:
+            raise ConfigurationError(_ONE)
         client = control.connect() if keeps_memory else None
+        Session._has_been = client is not None
         kept = extras if growth is None else {**extras, "growth": growth}
         self._memory = Memory(self._model_state, sampler, kept, can_go_back=client is not None)
         self._is_replicated = build is None
