@@ -107,10 +107,10 @@ def _is_beyond(path: str, raw: Any) -> bool:
             raw = raw.get(name) if isinstance(raw, Mapping) else None
         elif not isinstance(raw, list):
             return False
-        elif int(index) >= len(raw):
+        elif (position := numerals.read_count(index, len(raw) - 1)) is None:
             return True
         else:
-            raw = raw[int(index)]
+            raw = raw[position]
     return False
 
 

@@ -102,7 +102,7 @@ class TorchDistributor:
     ) -> Run:
         given = dict(self._job if job is None else job)
         if not self.local_mode:
-            given = {"gpus": int(self.use_gpu), **given}
+            given = {"gpus": 1 if self.use_gpu else 0, **given}
         on = LOCAL if self.local_mode else CLUSTER
         run = launch(target, arguments, workers=self.num_processes, on=on, **given)
         printer = threading.Thread(target=_print_lines, args=(run,), name="elasticjob-lines", daemon=True)
