@@ -40,7 +40,7 @@ def post_job_of_many_labels(cluster: Cluster, namespace: str) -> None:
     labels = {f"l{number}": "" for number in range(80_000)}
     metadata = {"name": "labelled", "labels": labels}
     body = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": metadata, "spec": light_spec()}
-    cluster.kube.request("POST", Jobs(cluster, namespace).path, body)
+    cluster.kube.request("POST", Jobs(cluster, namespace).path, body, timeout=120)  # a busy server takes long
 
 
 def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
