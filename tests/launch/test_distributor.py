@@ -176,7 +176,7 @@ def test_the_arguments_of_a_cluster_have_names(
         pytest.param({"num_processes": 0}, None, "num_processes: 0: must be a number of pods", id="no process"),
         pytest.param({"local_mode": False}, (_named, 1.0), "image: is required on a cluster", id="no image"),
         pytest.param({}, ("gone.py",), "gone.py: no such file", id="no script"),
-        pytest.param({}, (_named, (x for x in ())), "cannot be pickled: TypeError", id="a generator"),
+        pytest.param({}, (_named, (_ for _ in range(0))), "cannot be pickled: TypeError", id="a generator"),
         pytest.param({"gpus": 1}, (_named, 1.0), "gpus: on this machine", id="what launch refuses"),
     ],
 )

@@ -35,7 +35,8 @@ def look(
     world: api.RendezvousStatus | None = None,
     **more: Any,
 ) -> Plan:
-    spec = make_spec(2, 2, **({"code": asked} if asked else {}), **more.pop("spec", {}))
+    fields: dict[str, Any] = {**({"code": asked} if asked else {}), **more.pop("spec", {})}
+    spec = make_spec(2, 2, **fields)
     ran = code.revision or None if code else None
     status = api.Status(
         start_time=format_time(NOW - 500),
