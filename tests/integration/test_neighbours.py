@@ -84,7 +84,7 @@ def await_healthy(jobs: Jobs, size: int) -> dict[str, Any]:
 def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Callable[..., Jobs]) -> None:
     jobs = lab("refused")
     there = {"matchExpressions": [{"key": light_nodes.REFUSES, "operator": "Exists"}]}
-    preferred = [{"weight": 100, "preference": there}]
+    preferred = [{"weight": 50, "preference": there}]  # at first: to avoid a node weighs 100
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     jobs.create("job", build_spec(8, {"affinity": affinity}))
     status = await_healthy(jobs, 8)
