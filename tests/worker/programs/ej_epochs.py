@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in a step until this exists")
     parser.add_argument("--direct", action="store_true", help="read the loader without the session")
     parser.add_argument("--from-zero", action="store_true", help="begin the loop with epoch 0, wherever the others are")
-    parser.add_argument("--again", action="store_true", help="train another model in a second session")
+    parser.add_argument("--again", choices=["after", "beside"], help="create a second session, and where")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -72,7 +72,8 @@ def main() -> None:
         scheduler.step()
         note(made=made, rate=optimizer.param_groups[0]["lr"])
         if args.again and epoch == 2:
-            session.close()
+            if args.again == "after":
+                session.close()
             session = Session(model=model, optimizer=optimizer, sampler=sampler)
 
 

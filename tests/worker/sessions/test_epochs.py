@@ -146,10 +146,13 @@ def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) ->
     assert not story.steps.read()
 
 
-def test_a_second_session_is_refused(tmp_path: Path) -> None:
-    """Folds of a cross-validation, one after the other: a later one stood still without a word."""
+@pytest.mark.parametrize("where", ["after", "beside"])
+def test_a_second_session_is_refused(tmp_path: Path, where: str) -> None:
+    """Folds of a cross-validation, one after the other: a later one stood still without a word. One beside the first
+    took its group for one of the script's own, and knew nothing of later worlds.
+    """
     with FakeHub(size=2, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
-        story = Story(hub, pods, Steps(tmp_path / "out"), "--again")
+        story = Story(hub, pods, Steps(tmp_path / "out"), f"--again={where}")
         story.start("a")
         story.start("b")
         hub.wait_for(lambda: hub.restarts, timeout=120)
