@@ -167,6 +167,11 @@ class CodeStatus(StatusModel):
     )
     failed: CodeRevision | None = Field(default=None, description="A later one that failed before its first step.")
 
+    @property
+    def newest(self) -> int:
+        """The greatest revision that has been in force."""
+        return max(self.revision, self.failed.revision if self.failed else 0)
+
 
 class Metric(StatusModel):
     name: str

@@ -84,14 +84,13 @@ def next_number(job: Job) -> int:
     """The number of the next revision."""
     code, spec = job.status.code or api.CodeStatus(), job.spec
     asked = spec.code.revision if spec is not None and spec.code is not None else 0
-    return max(code.revision, code.failed.revision if code.failed else 0, asked) + 1
+    return max(code.newest, asked) + 1
 
 
 def find_undone(job: Job) -> dict[str, Any] | None:
     """The value of spec.code that takes the last update back. Raises InvalidError if there is none."""
     code, spec = job.status.code or api.CodeStatus(), job.spec
-    known = max(code.revision, code.failed.revision if code.failed else 0)
-    if spec is not None and spec.code is not None and spec.code.revision > known:  # it has not come into force yet
+    if spec is not None and spec.code is not None and spec.code.revision > code.newest:  # it is not in force yet
         return {"revision": code.revision, "digest": code.digest} if code.revision else None
     if code.previous is None:
         why = f": revision {code.failed.revision} has been taken back already" if code.failed else ""
@@ -126,11 +125,11 @@ async def undo(client: Client, name: str) -> Job:
 
 async def has_other_requirements(client: Client, job: Job, bundle: Bundle) -> bool:
     """Whether the packages that pods have installed are not those that this code asks for."""
+    if bundle.requirements is None:
+        return False
     volume = _find_volume(job, names.VOLUME_CODE).get("configMap") or {}
     wanted = next((file.content for file in bundle.files if file.path == bundle.requirements), b"")
     key = next((i["key"] for i in volume.get("items") or () if i["path"] == bundle.requirements), None)
-    if bundle.requirements is None:
-        return False
     if key is None:
         return True
     path = path_of("v1", "configmaps", job.namespace, volume["name"])

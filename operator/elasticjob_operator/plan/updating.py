@@ -40,9 +40,8 @@ def follow(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
 
 def is_asked(spec: api.Spec, status: api.Status) -> bool:
     """Whether the spec asks for a revision that was never in force."""
-    code = status.code or api.CodeStatus()
-    known = max(code.revision, code.failed.revision if code.failed else 0)
-    return spec.code is not None and spec.code.revision > known
+    newest = status.code.newest if status.code else 0
+    return spec.code is not None and spec.code.revision > newest
 
 
 def _is_there(seen: Seen, spec: api.Spec, status: api.Status) -> bool:

@@ -14,7 +14,7 @@ from elasticjob_operator.launch import update as updating
 from elasticjob_operator.launch.bundle import read_code
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command()
 @common.job_argument
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @target_options

@@ -89,8 +89,8 @@ class Session:
     that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
     the checkpoint, and set `session.committed` to the number of its last step.
 
-    Raises ConfigurationError if the arguments do not fit together, or if this process has had a session whose worlds
-    changed: the others would be in worlds that this one does not know.
+    Raises ConfigurationError if the arguments do not fit together, or if this process has a session already, or has had
+    one: its agent tells one session of the worlds.
     """
 
     _has_been: ClassVar[bool] = False  # one with an agent, in this process
@@ -110,6 +110,8 @@ class Session:
         ddp: Mapping[str, Any] | None = None,
         **extras: Any,
     ) -> None:
+        if Session._has_been:
+            raise ConfigurationError(_ONE)
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
         self._model_state = make_model_state(
@@ -124,8 +126,6 @@ class Session:
         self._growth = progress.batches.growth = growth
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
-        if keeps_memory and Session._has_been:
-            raise ConfigurationError(_ONE)
         client = control.connect() if keeps_memory else None
         Session._has_been = client is not None
         kept = extras if growth is None else {**extras, "growth": growth}
