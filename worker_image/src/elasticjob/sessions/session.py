@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,6 +65,7 @@ _ONE = (
     "(torch.nn.ModuleDict, or further optimizers by name), or one after the other in jobs of their own. A script "
     "without a session, with a Checkpointer for each model, restarts at each change and trains them in one job."
 )
+_has_been = False  # a session with an agent
 
 
 class Session:
@@ -93,8 +94,6 @@ class Session:
     one: its agent tells one session of the worlds.
     """
 
-    _has_been: ClassVar[bool] = False  # one with an agent, in this process
-
     def __init__(
         self,
         model: torch.nn.Module | None = None,
@@ -110,7 +109,8 @@ class Session:
         ddp: Mapping[str, Any] | None = None,
         **extras: Any,
     ) -> None:
-        if Session._has_been:
+        global _has_been  # noqa: PLW0603 - of the process, which has one agent
+        if _has_been:
             raise ConfigurationError(_ONE)
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
@@ -127,7 +127,7 @@ class Session:
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
         client = control.connect() if keeps_memory else None
-        Session._has_been = client is not None
+        _has_been = client is not None
         kept = extras if growth is None else {**extras, "growth": growth}
         self._memory = Memory(self._model_state, sampler, kept, can_go_back=client is not None)
         self._is_replicated = build is None
