@@ -19,7 +19,7 @@ from aiohttp import web
 
 from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator.api import wire
-from elasticjob_operator.hub import auth
+from elasticjob_operator.hub import auth, handshake
 from hostile_agents import Door, Peer, connecting
 
 UID = "uid-digits-worker-0"
@@ -56,6 +56,29 @@ async def test_a_pod_has_one_wait_for_a_hello_and_the_newest_connection_gets_it(
             assert running.hub.places["pending"][0] == 0 and running.hub.places["agents"][0] == 1
         await eventually(lambda: running.hub.places["agents"][0] == 0)
         assert running.hub.counts["closed:superseded"] == 1
+
+
+@pytest.mark.parametrize("context", [None, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)], ids=["plain", "TLS"])
+async def test_a_socket_that_is_accepted_while_the_hub_closes_is_sent_away(context: ssl.SSLContext | None) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        raise AssertionError("nothing is answered any more")
+
+    def accept() -> asyncio.BaseProtocol:
+        protocol = listener.accept()
+        listener.close()  # in the turn of the loop between a socket's acceptance and its registration
+        return protocol
+
+    listener = handshake.HandshakeListener(web.Server(answer), lambda: context, patience=60, capacity=8)
+    server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+    try:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+    finally:
+        writer.transport.abort()
+        server.close()
+    assert len(listener) == 0
 
 
 async def test_pods_of_one_namespace_that_say_no_hello_leave_room_for_another() -> None:
