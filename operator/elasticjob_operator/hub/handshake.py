@@ -202,6 +202,7 @@ class HandshakeListener:
         self._visitors: dict[web.RequestHandler, Visitor] = {}  # in order of arrival, like those below
         self._addresses: dict[str, dict[Visitor, None]] = {}
         self._turns: dict[str, deque[Visitor]] = {}  # the address with the next turn is first
+        self._closed = False
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -216,6 +217,9 @@ class HandshakeListener:
 
     def arrived(self, visitor: Visitor) -> None:
         """Register a new socket. If there are too many, close one of the address that has the most."""
+        if self._closed:  # it was accepted in the turn of the loop in which the listener was closed
+            visitor.abort()
+            return
         visitor.since = asyncio.get_running_loop().time()
         self._visitors[visitor.handler] = visitor
         self._addresses.setdefault(visitor.address, {})[visitor] = None
@@ -270,7 +274,8 @@ class HandshakeListener:
             self._drop(visitor)
 
     def close(self) -> None:
-        """Send everybody away who has no complete request yet. The caller accepts no further sockets."""
+        """Send everybody away who has no complete request yet, and who comes from now on."""
+        self._closed = True
         for visitor in list(self._visitors.values()):
             self.gone(visitor)
             visitor.abort()

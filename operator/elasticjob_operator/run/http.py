@@ -147,6 +147,8 @@ class _Listener:
             self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._listener is not None:
+            self._listener.close()
 
     async def _sweep_forever(self, watched: handshake.HandshakeListener) -> None:
         while True:
