@@ -1,7 +1,8 @@
-"""Ten trainings that nothing disturbs: the rules of the example, and stricter ones, find nothing in them."""
+"""Trainings that nothing disturbs, and a day of noise: the rules of the example, and stricter ones, find nothing."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from sklearn.datasets import load_digits
 from controller.builders import NOW, make_agent, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
-from elasticjob_operator.failures import health_watch
+from elasticjob_operator.failures import health_watch, incidents
+from elasticjob_operator.model.revise import revise
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "manifests/examples/health.yaml"
 STRICT = [
@@ -67,3 +69,47 @@ def test_nothing_is_found_in_a_training_that_nothing_disturbs(seed: int) -> None
         agents = {f"u{i}": make_agent(i, "running", 1, progress=one, progress_since=now) for i, one in enumerate(told)}
         memory = dict(health_watch.look(memory, spec, status, agents, now))
         assert health_watch.find(spec, status, memory, now) == {}, f"at step {step}"
+
+
+DAY, HOUR = 86_400, 3600
+
+
+def begin(before: api.Status, generation: int, size: int) -> api.Status:
+    """A world of this size that makes steps."""
+    goodput = api.GoodputStatus(step_generation=generation)
+    return revise(before, rendezvous=make_world(generation, tuple(range(size))), goodput=goodput)
+
+
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [(0, HOUR), pytest.param(1, DAY, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
+)
+def test_nothing_is_found_in_a_day_of_noise(seed: int, seconds: int) -> None:
+    """A report a second: a loss with heavy tails and single outliers, a throughput that swings over the day, pauses for
+    checkpoints and evaluations, and now and then another size, at which all of it is different."""
+    chance: Any = numpy.random.default_rng(seed)
+    rules = yaml.safe_load(EXAMPLE.read_text())["spec"]["health"]["rules"] + STRICT
+    spec, memory = make_spec(health={"rules": rules}), dict[str, health_watch.RuleMemory]()
+    tails, jitter = chance.standard_t(3, seconds), chance.normal(1, 0.1, seconds)
+    generation, size, status = 1, 2, begin(api.Status(), 1, 2)
+    for step in range(seconds):
+        now = NOW + step
+        if chance.random() < 1 / 1200:
+            generation, size = generation + 1, int(chance.integers(2, 5))
+            status = begin(status, generation, size)
+        outlier = 5.0 if chance.random() < 1 / 600 else 1.0
+        loss = (1 + 3 / (1 + step / 2000) + 0.05 * tails[step]) * outlier
+        swing = 1 + 0.1 * math.sin(2 * math.pi * step / DAY)
+        pause = 0.2 if step % 300 < 2 or step % 1800 < 3 else 1.0
+        told = wire.Progress(
+            generation=generation,
+            rank=0,
+            step=step,
+            metrics={"loss": float(loss)},
+            samples_per_second=100 * size * swing * pause * float(jitter[step]),
+        )
+        agents = {"u0": make_agent(0, "running", generation, progress=told, progress_since=now)}
+        memory = dict(health_watch.look(memory, spec, status, agents, now))
+        status = incidents.update(spec, status, memory, now)
+        assert not [one for one in status.incidents if one.count], f"after {step} s"
+    assert {one.rule for one in status.incidents} == {"Sinks"}, "its best is known"
