@@ -197,6 +197,27 @@ def test_only_buttons_that_can_do_something(raw: dict[str, Any], shown: list[str
     assert regions(raw, form_key="")["controls"] == ""
 
 
+def incident(rule: str, minute: int, **more: Any) -> dict[str, Any]:
+    return {"rule": rule, "count": 1, "lastTime": f"2026-01-01T00:{minute:02}:00Z", "lastAction": "Report"} | more
+
+
+def test_the_incidents_of_a_job_name_the_rule_the_rank_the_node_the_step_and_the_action() -> None:
+    sick = incident(
+        "Finite", 1, count=2, since="2026-01-01T00:01:00Z", lastAction="Replace", step=812, rank=0,
+        pod="digits-worker-0", node="node-7", message="isNaN",
+    )  # fmt: skip
+    raw = job(incidents=[incident("Slow", 2, message="no step"), sick, {"rule": "Sinks", "best": []}])
+    found = regions(raw)
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in found["incidents"].split("<tr>")[2:]]
+    assert rows == [
+        ["2026-01-01", "00:01:00", "Finite", "sick", "2", "0", "digits-worker-0", "node-7", "812", "Replace", "isNaN"],
+        ["2026-01-01", "00:02:00", "Slow", "over", "1", "-", "-", "-", "-", "Report", "no", "step"],
+    ]
+    Reader(page(found))
+    told = {"type": "Incident", "status": "True", "reason": "Finite", "message": "rank 0: loss is NaN"}
+    assert "Incident: Finite: rank 0: loss is NaN" in regions(job(conditions=[told]))["state"]
+
+
 def test_many_pods_come_in_pages() -> None:
     raw = job()
     raw["status"]["rendezvous"]["members"] = [
@@ -218,12 +239,12 @@ def test_a_job_without_anything_is_a_page_too() -> None:
     Reader(page(empty))
 
 
-def test_only_a_pool_that_there_is_not_is_hidden() -> None:
+def test_only_a_pool_or_incidents_that_there_are_not_are_hidden() -> None:
     def hidden(**more: str) -> list[str]:
         return re.findall(r'aria-labelledby="h-(\w+)" hidden', page(regions(job()) | more))
 
-    assert hidden(worlds="", pool="") == ["pool"]
-    assert hidden(pool="<p>two jobs</p>") == []
+    assert hidden(worlds="", pool="", incidents="") == ["pool", "incidents"]
+    assert hidden(pool="<p>two jobs</p>", incidents="<p>one</p>") == []
 
 
 def hostile(value: Any) -> Any:
@@ -235,13 +256,16 @@ def hostile(value: Any) -> Any:
     return HOSTILE if isinstance(value, str) else value
 
 
-KEPT = frozenset({"phase", "status", "uid", "creationTimestamp", "formedTime", "lastUpdateTime", "since", "measured"})
+KEPT = frozenset(
+    {"phase", "status", "uid", "creationTimestamp", "formedTime", "lastUpdateTime", "since", "measured", "lastTime"}
+)
 
 
 def test_hostile_text_is_only_text() -> None:
     raw = job(
         lastFailure={"pod": "p", "node": "n", "rank": 1, "traceback": "t", "logTail": "l", "message": "m"},
         scaling={"pool": "p", "size": 2, "reason": "r"},
+        incidents=[incident("R", 1, pod="p", node="n", message="m")],
     )
     plain = regions(raw)
     raw["status"] = hostile(raw["status"])

@@ -27,11 +27,13 @@ REGIONS: Final[Mapping[str, str]] = {
     "plots": "",
     "lost": "Lost time",
     "pool": "Pool",
+    "incidents": "Incidents",
     "worlds": "Generations",
     "failures": "Failures",
     "members": "Pods and ranks",
     "events": "Events",
 }
+OPTIONAL: Final = frozenset({"pool", "incidents"})  # whose heading is hidden where there is nothing
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def build_regions(
         "plots": picture.plots,
         "lost": picture.lost,
         "pool": _pool(job, pool),
+        "incidents": _incidents(job),
         "worlds": picture.worlds,
         "failures": _failures(job) + picture.notable,
         "members": _members(job, seen, members_page),
@@ -83,7 +86,7 @@ def build_job(namespace: str, name: str, regions: Mapping[str, str], *, rank: st
         if not heading:
             parts.append(content)
             continue
-        hidden = " hidden" if region == "pool" and not regions[region] else ""
+        hidden = " hidden" if region in OPTIONAL and not regions[region] else ""
         parts.append(
             f'<section aria-labelledby="h-{region}"{hidden}><h2 id="h-{region}">{heading}</h2>{content}</section>'
         )
@@ -94,7 +97,7 @@ def build_job(namespace: str, name: str, regions: Mapping[str, str], *, rank: st
 def _state(job: Job, now: float) -> str:
     status = job.status
     reason = ""
-    for type in ("Failed", "Complete", "Degraded", "Warning", "NoProgress", "Suspended", "Running"):
+    for type in ("Failed", "Complete", "Incident", "Degraded", "Warning", "NoProgress", "Suspended", "Running"):
         found = status.condition(type)
         if found is not None and (found.status == "True") == (type != "Running") and (found.reason or found.message):
             bad = ' class="bad"' if type == "Failed" else ""
@@ -155,6 +158,26 @@ def _pool(job: Job, pool: Sequence[Job]) -> str:
             f"<td>{escape(mine.reason or '-')}</td></tr>"
         )
     return f"<p>{escape(facts)}.</p>" + build_table(("Job", "Pods", "Wanted", "Steps a second by size", "Why"), rows)
+
+
+def _incidents(job: Job) -> str:
+    """What the rules of the job have found, the latest first."""
+    found = [one for one in job.status.incidents if one.count]
+    rows = []
+    for one in sorted(found, key=lambda one: (one.since is not None, one.last_time or ""), reverse=True):
+        state = '<td class="bad">sick</td>' if one.since else "<td>over</td>"
+        rows.append(
+            f'<tr><td class="n">{_moment(parse_time(one.last_time))}</td><td>{escape(one.rule)}</td>{state}'
+            f'<td class="n">{one.count}</td><td class="n">{_number(one.rank)}</td><td>{escape(one.pod or "-")}</td>'
+            f'<td>{escape(one.node or "-")}</td><td class="n">{_number(one.step)}</td>'
+            f"<td>{escape(one.last_action or '-')}</td><td>{escape(one.message)}</td></tr>"
+        )
+    head = ("Last (UTC)", "Rule", "Now", "Times", "Rank", "Pod", "Node", "Step", "Action", "What it found")
+    return build_table(head, rows) if rows else ""
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _failures(job: Job) -> str:
