@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -77,6 +78,14 @@ def test_the_handle_of_a_job_on_a_cluster(
     assert "click" in cluster.kube.request("GET", path)["data"]["0-elasticjob-requirements.txt"]
     run.scale(2)
     assert run.job().raw["spec"]["replicas"] == 2
+    job = run.update(train, {"a": 3}, env={"A": "b"})
+    assert job.spec is not None and job.spec.code is not None and job.spec.code.revision == 1
+    sent = cluster.kube.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/digits-update-a")["data"]
+    assert json.loads(sent["revision.json"])["variables"] == {"A": "b"}
+    assert any('"a": 3' in text for text in sent.values())
+    assert run.undo().raw["spec"].get("code") is None, "it was on its way"
+    with pytest.raises(ClientError, match="python: is no script, folder or function"):
+        run.update("python")
     with pytest.raises(ClientError, match=r"not finished within 0\.1 s: digits: Pending"):
         run.wait(timeout=0.1)
 

@@ -12,9 +12,11 @@ from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.cli.root import run
 from elasticjob_operator.client import ClientError, Job, build_manifest
+from elasticjob_operator.client.errors import NotFoundError
 from elasticjob_operator.launch import update
 from elasticjob_operator.launch.attach import attach
 from elasticjob_operator.launch.bundle import Bundle, File
+from elasticjob_operator.rest.request import Request
 
 CODE = Bundle((File("train.py", b"print(1)\n"),))
 OLD, NEW = "1" * 64, "2" * 64
@@ -156,6 +158,55 @@ def test_which_jobs_can_be_updated(job: Job, said: str) -> None:
         return
     with pytest.raises(ClientError, match=said):
         update.check(job, CODE)
+
+
+class Cluster:
+    """As much of a client as `update` needs: a job, and the ConfigMap of its code. The rest is not there."""
+
+    def __init__(self, job: Job, code: Bundle) -> None:
+        self.job, self.connection, self.patched = job, self, 0
+        self.code = attach(build_manifest("train", "i", ["torchrun", "x"]), code).config_map
+
+    async def get(self, name: str) -> Job:
+        return self.job
+
+    async def ask(self, request: Request) -> Any:
+        if request.method != "GET":
+            return {}
+        if self.code is not None and request.path.endswith(f"/{self.code['metadata']['name']}"):
+            return self.code
+        raise NotFoundError("not found")
+
+    async def patch(self, name: str, body: dict[str, Any]) -> Job:
+        self.patched += 1
+        return self.job
+
+
+def with_requirements(text: str | None) -> Bundle:
+    files = (File("requirements.txt", text.encode()), *CODE.files) if text is not None else CODE.files
+    return Bundle(files, "requirements.txt" if text is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("had", "sent", "refused"),
+    [
+        (None, None, False),
+        ("numpy", "numpy", False),
+        ("numpy", None, False),
+        ("numpy", "scipy", True),
+        (None, "a", True),
+    ],
+)
+async def test_other_packages_are_refused_with_what_to_do(had: str | None, sent: str | None, refused: bool) -> None:
+    """Its pods would start without them, and fail where the code needs them."""
+    cluster: Any = Cluster(make_job(bundle=with_requirements(had)), with_requirements(had))
+    revision = update.Revision(with_requirements(sent))
+    if refused:
+        with pytest.raises(ClientError, match=r"^requirements\.txt: is not what train was submitted with, .*exclude"):
+            await update.update(cluster, "train", revision)
+    else:
+        await update.update(cluster, "train", revision)
+    assert cluster.patched == (not refused)
 
 
 def test_the_script_that_the_job_runs_must_be_in_the_code() -> None:

@@ -7,17 +7,20 @@ runs an event loop already.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from elasticjob_operator import api
-from elasticjob_operator.client import ClientError, Job, JobFailedError, SyncClient, WaitTimeoutError
+from elasticjob_operator.client import Client, ClientError, Job, JobFailedError, SyncClient, WaitTimeoutError
 from elasticjob_operator.client import history as past
+from elasticjob_operator.client.errors import InvalidError
 from elasticjob_operator.html_report import Facts, render
+from elasticjob_operator.launch import update as updating
 from elasticjob_operator.launch.function import MARK, read_result
 from elasticjob_operator.launch.local import LocalCluster
+from elasticjob_operator.launch.target import find_target, run_apart
 
 MOST_LINES: Final = 1000  # lines of a pod in which a result is looked for
 
@@ -107,6 +110,39 @@ class Run:
         """Set the number of pods, within the job's bounds."""
         with self._client() as client:
             client.scale(self.name, workers)
+
+    def update(
+        self,
+        target: Callable[..., Any] | str | Path,
+        arguments: Mapping[str, Any] | Sequence[str] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        code: str | Path | None = None,
+        exclude: Sequence[str] = (),
+    ) -> Job:
+        """Run other code in the pods that the job has, from a save; they have it within about two minutes.
+
+        `target`, `arguments`, `code` and `exclude` are as in `launch`. A script without `arguments` keeps those that
+        the job was launched with; `env` is added to the job's variables. If it fails before its first step, the job
+        goes back to the code that it had. Packages stay as they are.
+        """
+        source, words = find_target(target, arguments or (), code, exclude, in_place=False)
+        if source.bundle is None:
+            raise InvalidError(f"{target}: is no script, folder or function of this machine")
+        keeps = arguments is None or callable(target)
+        revision = updating.Revision(source.bundle, None if keeps else tuple(words), env)
+        return self._change(lambda client: updating.update(client, self.name, revision))
+
+    def undo(self) -> Job:
+        """Run the code again that ran before the last update."""
+        return self._change(lambda client: updating.undo(client, self.name))
+
+    def _change(self, work: Callable[[Client], Coroutine[Any, Any, Job]]) -> Job:
+        async def change() -> Job:
+            async with Client(kubeconfig=self.kubeconfig, context=self.context, namespace=self.namespace) as client:
+                return await work(client)
+
+        return run_apart(change)
 
     def suspend(self) -> None:
         """Save a checkpoint and delete the pods, but keep the job."""

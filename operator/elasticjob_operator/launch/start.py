@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from elasticjob_operator.api import names
 from elasticjob_operator.client import Client, Job, build_manifest
 from elasticjob_operator.client.errors import InvalidError
 from elasticjob_operator.launch.attach import Shipment, attach, check_name, default_name
-from elasticjob_operator.launch.bundle import Bundle, CodeError, read_code, with_packages
-from elasticjob_operator.launch.function import ENTRY, write_function
+from elasticjob_operator.launch.bundle import with_packages
 from elasticjob_operator.launch.local import (
     IMAGE,
     LocalCluster,
@@ -28,9 +25,8 @@ from elasticjob_operator.launch.local import (
 )
 from elasticjob_operator.launch.run import Run
 from elasticjob_operator.launch.send import send
-from elasticjob_operator.launch.source import Source, find_source
+from elasticjob_operator.launch.target import find_target, run_apart
 
-T = TypeVar("T")
 LOCAL: Final = "local"
 CLUSTER: Final = "cluster"
 
@@ -82,7 +78,7 @@ def launch(
         raise InvalidError("env: must map names to strings: write {'EPOCHS': '3'}")
     if name is not None:
         check_name(name)
-    source, words = _find(target, arguments, code, exclude, in_place=on == LOCAL and not packages)
+    source, words = find_target(target, arguments, code, exclude, in_place=on == LOCAL and not packages)
     bundle = None if source.bundle is None else with_packages(source.bundle, packages)
     if packages and bundle is None:
         raise InvalidError("packages: are installed for code that is sent: name a function or a script of this machine")
@@ -109,32 +105,6 @@ def launch(
     return Run(job.name, job.namespace, kubeconfig, context)
 
 
-def _find(
-    target: Callable[..., Any] | str | Path,
-    arguments: Mapping[str, Any] | Sequence[str],
-    code: str | Path | None,
-    exclude: Sequence[str],
-    *,
-    in_place: bool,
-) -> tuple[Source, list[str]]:
-    """The source of a target, and the words of its command line."""
-    if callable(target):
-        if not isinstance(arguments, Mapping) and len(arguments):
-            raise InvalidError("arguments: of a function are keywords: write {'epochs': 3}")
-        given = arguments if isinstance(arguments, Mapping) else {}
-        bundle = read_code(Path(code), exclude) if code is not None else Bundle(())
-        for file in write_function(target, given, has_code=code is not None):
-            bundle = bundle.with_file(file)
-        title = getattr(target, "__name__", "job")
-        return Source(("torchrun", f"{names.CODE_PATH}/{ENTRY}"), bundle, title), []
-    if isinstance(arguments, (Mapping, str)) or not all(isinstance(word, str) for word in arguments):
-        raise InvalidError("arguments: of a script are a list of words: write ['--epochs', '3']")
-    source = find_source(str(target), None if code is None else str(code), exclude, in_place=in_place)
-    if source.bundle is None and str(target).endswith(".py") and not Path(target).exists():
-        raise CodeError(f"{target}: no such file: name a script of this machine")
-    return source, list(arguments)
-
-
 def parse_workers(workers: int | tuple[int, int], argument: str = "workers") -> tuple[int, int]:
     """The least and the greatest number of pods. Raises InvalidError, which names the argument."""
     low, high = (workers, workers) if isinstance(workers, int) else tuple(workers) if len(workers) == 2 else (0, 0)
@@ -148,13 +118,7 @@ def _send(shipment: Shipment, kubeconfig: str | None, context: str | None, names
         async with Client(kubeconfig=kubeconfig, context=context, namespace=namespace) as client:
             return await send(client, shipment, namespace)
 
-    return _apart(work)
-
-
-def _apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a thread of its own: the caller's may run an event loop already."""
-    with ThreadPoolExecutor(1, thread_name_prefix="elasticjob-launch") as pool:
-        return pool.submit(lambda: asyncio.run(work())).result()
+    return run_apart(work)
 
 
 _lock = threading.Lock()

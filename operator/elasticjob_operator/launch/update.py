@@ -102,6 +102,7 @@ async def update(client: Client, name: str, revision: Revision) -> Job:
     """Send the revision, and let the job take it. Raises ClientError."""
     job = await client.get(name)
     check(job, revision.bundle)
+    await _check_packages(client, job, revision.bundle)
     code = job.status.code
     if code is not None and not code.proven:
         raise InvalidError(
@@ -123,18 +124,22 @@ async def undo(client: Client, name: str) -> Job:
     return await client.patch(name, {"spec": {"code": find_undone(job)}})
 
 
-async def has_other_requirements(client: Client, job: Job, bundle: Bundle) -> bool:
-    """Whether the packages that pods have installed are not those that this code asks for."""
+async def _check_packages(client: Client, job: Job, bundle: Bundle) -> None:
+    """Raises InvalidError if the packages that the pods have installed are not those that this code asks for."""
     if bundle.requirements is None:
-        return False
+        return
     volume = _find_volume(job, names.VOLUME_CODE).get("configMap") or {}
     wanted = next((file.content for file in bundle.files if file.path == bundle.requirements), b"")
     key = next((i["key"] for i in volume.get("items") or () if i["path"] == bundle.requirements), None)
-    if key is None:
-        return True
-    path = path_of("v1", "configmaps", job.namespace, volume["name"])
-    had = await client.connection.ask(Request("GET", path, f"read configmap {volume['name']}"))
-    return bool((had.get("data") or {}).get(key, "").encode() != wanted)
+    if key is not None:
+        path = path_of("v1", "configmaps", job.namespace, volume["name"])
+        had = await client.connection.ask(Request("GET", path, f"read configmap {volume['name']}"))
+        if (had.get("data") or {}).get(key, "").encode() == wanted:
+            return
+    raise InvalidError(
+        f"{bundle.requirements}: is not what {job.name} was submitted with, and pods install packages when they are "
+        "created. Submit a new job, or leave the file out (exclude) to keep the packages that the pods have"
+    )
 
 
 async def _read(client: Client, job: Job, slot: str) -> dict[str, Any] | None:

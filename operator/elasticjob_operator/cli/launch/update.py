@@ -48,15 +48,10 @@ def update(
     if bundle is not None:
         revision = updating.Revision(bundle, tuple(arguments) or None, parse_variables(variables))
 
-    async def work(client: Client) -> tuple[Job, bool]:
-        if revision is None:
-            return await updating.undo(client, name), False
-        job = await updating.update(client, name, revision)
-        return job, await updating.has_other_requirements(client, job, revision.bundle)
+    async def work(client: Client) -> Job:
+        return await (updating.undo(client, name) if revision is None else updating.update(client, name, revision))
 
-    job, has_other_requirements = with_client(work)
-    if has_other_requirements:
-        common.warn("requirements.txt: pods install packages when they are created, so these still have the old ones")
+    job = with_client(work)
     wanted = job.spec.code if job.spec is not None else None
     number = wanted.revision if wanted is not None else 0
     sent = f" with {bundle.describe()}" if bundle is not None else ""
