@@ -164,6 +164,41 @@ def test_the_newest_whole_checkpoint_of_lightning(import_adapter: Import, tmp_pa
     assert find(folder) == str(folder / "new.ckpt")
 
 
+def set_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A rule of the job has found the training sick after this step."""
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("ELASTICJOB_RESTORE_BEFORE", step)):
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(("before", "name"), [(50, "elasticjob.ckpt"), (70, "best.ckpt"), (20, "epoch=0-step=10.ckpt")])
+def test_lightning_goes_back_to_before_an_incident_whatever_its_files_are_called(
+    import_adapter: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: int, name: str
+) -> None:
+    """The names that people choose have no step, and neither has that of what the callback saves."""
+    find = import_adapter("lightning", "2.6.0", LIGHTNING).find_checkpoint
+    saved = {"last.ckpt": 80, "best.ckpt": 60, "elasticjob.ckpt": 40, "broken.ckpt": None, "epoch=0-step=10.ckpt": 10}
+    for age, (file, step) in enumerate(saved.items()):
+        if step is None:
+            (tmp_path / file).write_text("no checkpoint")
+        else:
+            torch.save({"global_step": step, "state_dict": {"weight": torch.ones(1000)}}, tmp_path / file)
+        os.utime(tmp_path / file, (1000 - age, 1000 - age))
+    set_before(monkeypatch, before)
+    assert find(tmp_path) == str(tmp_path / name)
+
+
+def test_lightning_goes_back_to_a_sharded_checkpoint_from_before_an_incident(
+    import_adapter: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find = import_adapter("lightning", "2.6.0", LIGHTNING).find_checkpoint
+    for step, name in ((10, "a.ckpt"), (20, "b.ckpt"), (30, "c.ckpt")):
+        (tmp_path / name).mkdir()
+        torch.save({"global_step": step}, tmp_path / name / "meta.pt")
+        os.utime(tmp_path / name / "meta.pt", (step, step))
+    set_before(monkeypatch, 25)
+    assert find(tmp_path) == str(tmp_path / "b.ckpt")
+
+
 class Accelerator:
     """As much of accelerate's as the adapter uses."""
 
@@ -336,6 +371,30 @@ def test_transformers_goes_on_from_what_was_written_last_and_removes_what_is_not
     assert sorted(place.name for place in out.iterdir()) == [f"checkpoint-{n}" for n in (10, 20, 300, 5)], (
         "the Trainer would have deleted new ones for 400"
     )
+
+
+def test_transformers_and_accelerate_go_back_to_before_an_incident(
+    import_adapter: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where training has gone back once, so that what is sick has been written earlier."""
+    of_transformers = import_adapter("transformers", "5.0.0", TRANSFORMERS)
+    out, folder = tmp_path / "out", tmp_path / "made"
+    for written, step in enumerate((10, 20, 100, 110, 30, 40)):
+        place = out / f"checkpoint-{step}"
+        place.mkdir(parents=True)
+        (place / "trainer_state.json").write_text("{}")
+        os.utime(place / "trainer_state.json", (written, written))
+    set_before(monkeypatch, 40)
+    assert of_transformers.find_checkpoint(out) == str(out / "checkpoint-30")
+
+    of_accelerate = import_adapter("accelerate", "1.15.0", {})
+    checkpoints = of_accelerate.Checkpoints(Accelerator(), folder, every=1, keep=9)
+    for written, step in enumerate((10, 20, 100, 110, 30, 40)):
+        checkpoints.after_step({"step": step})
+        os.utime(folder / f"step-{step:09d}" / "elasticjob.json", (written, written))
+    assert checkpoints.load({"step": 0}) == {"step": 30}
+    set_before(monkeypatch, 5)
+    assert checkpoints.load({"step": 0}) == {"step": 10}, "the oldest one is never left out"
 
 
 def test_a_loop_with_accelerate_keeps_what_was_made_last(import_adapter: Import, tmp_path: Path) -> None:
