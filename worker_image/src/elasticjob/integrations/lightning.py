@@ -16,6 +16,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from elasticjob.channel import progress
 from elasticjob.checkpoint import requests
 from elasticjob.context import context
@@ -81,9 +83,16 @@ def find_checkpoint(folder: str | Path) -> str | None:
 
 
 def _step_of(place: str) -> int | None:
-    """The step in a file's name, as Lightning's ModelCheckpoint writes it by default."""
+    """The step in a file's name, as Lightning's ModelCheckpoint writes it by default, or else in the file."""
     found = re.search(r"step=([0-9]{1,15})", Path(place).name)
-    return int(found[1]) if found else None
+    if found:
+        return int(found[1])
+    file = Path(place) / "meta.pt" if Path(place).is_dir() else place
+    try:  # mapped: what is not looked at is not read
+        step = torch.load(file, map_location="cpu", mmap=True, weights_only=True)["global_step"]
+    except Exception:  # it is damaged, or holds objects of the script
+        return None
+    return step if isinstance(step, int) else None
 
 
 class ElasticJobCallback(Callback):  # type: ignore[misc, unused-ignore]
