@@ -109,24 +109,6 @@ def test_a_session_that_is_sick_in_its_memory_starts_anew(jobs: Jobs, tmp_path: 
 
 
 @pytest.mark.long
-def test_a_throughput_that_falls_is_told_with_what_it_was(jobs: Jobs, tmp_path: Path) -> None:
-    rule = {"name": "Sinks", "when": {"metric": {"name": "samplesPerSecond", "fallsPercent": 50}}}
-    jobs.create("sink", sick_spec(tmp_path, "sink", rule, size=1))
-    one = incident(jobs, "sink", "Sinks", timeout=150)
-    assert "below its best of " in one["message"] and one["best"][0]["size"] == 1
-
-
-@pytest.mark.long
-def test_the_same_crash_after_each_restart_ends_the_job(jobs: Jobs, tmp_path: Path) -> None:
-    rule = {"name": "Stuck", "when": {"noProgress": 2}, "action": "Fail"}
-    jobs.create("crash", sick_spec(tmp_path, "crash", rule))
-    failed = jobs.await_condition("crash", "Failed", timeout=120)
-    assert failed["reason"] == "HealthRule"
-    assert failed["message"].startswith("Stuck: 2 restarts in a row without a step beyond 1")
-    assert "ValueError: bad sample" in failed["message"]
-
-
-@pytest.mark.long
 def test_it_is_suspended_and_goes_on_when_it_is_resumed(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("pause", sick_spec(tmp_path, "nan", {"name": "Stop", "when": NOT_FINITE, "action": "Suspend"}))
     jobs.await_condition("pause", "Suspended", timeout=120)
