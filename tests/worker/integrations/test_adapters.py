@@ -166,7 +166,8 @@ def test_the_newest_whole_checkpoint_of_lightning(import_adapter: Import, tmp_pa
 
 def set_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """A rule of the job has found the training sick after this step."""
-    for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("ELASTICJOB_RESTORE_BEFORE", step)):
+    given = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 1, "ELASTICJOB_RESTORE_BEFORE": step}
+    for name, value in given.items():
         monkeypatch.setenv(name, str(value))
 
 
