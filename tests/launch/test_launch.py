@@ -78,8 +78,8 @@ def test_the_handle_of_a_job_on_a_cluster(
     assert "click" in cluster.kube.request("GET", path)["data"]["0-elasticjob-requirements.txt"]
     run.scale(2)
     assert run.job().raw["spec"]["replicas"] == 2
-    job = run.update(train, {"a": 3}, env={"A": "b"})
-    assert job.spec is not None and job.spec.code is not None and job.spec.code.revision == 1
+    updated = run.update(train, {"a": 3}, env={"A": "b"}).spec
+    assert updated is not None and updated.code is not None and updated.code.revision == 1
     sent = cluster.kube.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/digits-update-a")["data"]
     assert json.loads(sent["revision.json"])["variables"] == {"A": "b"}
     assert any('"a": 3' in text for text in sent.values())
