@@ -166,8 +166,8 @@ def test_the_newest_whole_checkpoint_of_lightning(import_adapter: Import, tmp_pa
 
 def set_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """A rule of the job has found the training sick after this step."""
-    given = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 1, "ELASTICJOB_RESTORE_BEFORE": step}
-    for name, value in given.items():
+    place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for name, value in {**place, "ELASTICJOB_RESTORE_BEFORE": step}.items():
         monkeypatch.setenv(name, str(value))
 
 
