@@ -50,7 +50,8 @@ class MetricCheck(Model):
     name: str = Field(
         min_length=1,
         max_length=63,
-        description="As in elasticjob.report(step, loss=0.5); or samplesPerSecond, tokensPerSecond, stepSeconds or mfu.",
+        description="As in elasticjob.report(step, loss=0.5); or samplesPerSecond, tokensPerSecond, stepSeconds or "
+        "mfu.",
     )
     log: Annotated[str, AfterValidator(_check_number)] | None = Field(
         default=None,
