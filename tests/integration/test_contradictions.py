@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from operator_fixture import Jobs, light_spec, wait_for
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def spec_of(
@@ -20,6 +21,7 @@ def spec_of(
     return spec
 
 
+@together
 def test_a_pods_own_deadline_is_charged_and_named(jobs: Jobs) -> None:
     jobs.create("dated", spec_of(pod={"activeDeadlineSeconds": 4}))
     wait_for(lambda: jobs.condition("dated", "Warning").get("reason") == "PodDeadline", "it is told at once")
@@ -30,6 +32,7 @@ def test_a_pods_own_deadline_is_charged_and_named(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--leave-on-term",)], ids=["exit code 143", "exit code 0"])
+@together
 def test_a_failing_liveness_probe_is_charged_and_named(jobs: Jobs, arguments: tuple[str, ...]) -> None:
     probe = {"exec": {"command": ["false"]}, "initialDelaySeconds": 3, "periodSeconds": 1, "failureThreshold": 1}
     jobs.create("probed", spec_of(*arguments, trainer={"livenessProbe": probe}))
@@ -54,6 +57,7 @@ ALONE = ["sh", "-c", f"[ -n '' ] && torchrun --standalone train.py; exec {' '.jo
                      "the variable PET_RDZV_BACKEND of container 'worker'", id="environment"),
     ],
 )  # fmt: skip
+@together
 def test_what_contradicts_the_job_is_told_before_a_pod_runs(
     jobs: Jobs, pod: dict[str, Any], trainer: dict[str, Any], reason: str, told: str
 ) -> None:
@@ -64,6 +68,7 @@ def test_what_contradicts_the_job_is_told_before_a_pod_runs(
     jobs.await_world("told", 1)
 
 
+@together
 def test_a_queue_that_nobody_asks_is_told(jobs: Jobs) -> None:
     """The integration of Kueue is off, as it is by default."""
     head = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob"}
@@ -76,6 +81,7 @@ def test_a_queue_that_nobody_asks_is_told(jobs: Jobs) -> None:
     jobs.await_world("queued", 1)
 
 
+@together
 def test_a_pod_that_is_to_restart_by_itself_is_refused(jobs: Jobs) -> None:
     jobs.create("restarts", spec_of(pod={"restartPolicy": "OnFailure"}))
     failed = jobs.await_condition("restarts", "Failed")
@@ -85,6 +91,7 @@ def test_a_pod_that_is_to_restart_by_itself_is_refused(jobs: Jobs) -> None:
     assert jobs.pods("restarts") == []
 
 
+@together
 def test_what_the_template_says_of_the_pod_itself_does_no_harm(jobs: Jobs) -> None:
     spec = spec_of(trainer={"readinessProbe": {"exec": {"command": ["false"]}, "periodSeconds": 1}})
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1-2-3"}
@@ -104,11 +111,13 @@ def test_what_the_template_says_of_the_pod_itself_does_no_harm(jobs: Jobs) -> No
 
 
 @pytest.mark.parametrize("name", ["elasticjob-shm", "elasticjob-token"])
+@together
 def test_a_volume_of_the_template_keeps_its_name(jobs: Jobs, name: str) -> None:
     jobs.create("clash", spec_of(pod={"volumes": [{"name": name, "emptyDir": {}}]}))
     jobs.await_world("clash", 1)
 
 
+@together
 def test_a_failed_container_beside_the_trainer_is_named(jobs: Jobs) -> None:
     spec = spec_of()
     template = spec["template"]

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from operator_fixture import Jobs
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+AT_ONCE = 3  # see `side_by_side`: each has processes that import torch
 
 PROGRAM = Path(__file__).parent / "programs/poisons.py"
 
@@ -24,6 +27,7 @@ def poisoned(directory: Path, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("tier", "starts"), [("file", 2), ("memory", 3)])
+@together
 def test_a_checkpoint_that_stops_each_start_is_left_behind(jobs: Jobs, tmp_path: Path, tier: str, starts: int) -> None:
     """From step 15, again, and then from 10; with snapshots from 16, from the one before it, and then from 10."""
     jobs.create("poisoned", poisoned(tmp_path, tier))
@@ -33,6 +37,7 @@ def test_a_checkpoint_that_stops_each_start_is_left_behind(jobs: Jobs, tmp_path:
     assert status["restarts"]["alike"] == 0, "it has gone on beyond that step"
 
 
+@together
 def test_an_error_that_comes_from_any_checkpoint_ends_the_job_with_its_place(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("poisoned", poisoned(tmp_path, "always"))
     failed = jobs.await_condition("poisoned", "Failed", timeout=180)
