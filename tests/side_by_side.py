@@ -5,7 +5,8 @@
 
 All tests of the file that are marked so run when the first of them is set up, `AT_ONCE` of them at a time (a name of
 the file; 8 if it has none), and have ended when it is called: the others have the cluster for themselves. Each then
-passes, fails or is skipped as its run did. One that is called again, as with `--reruns`, runs again.
+passes, fails or is skipped as its run did. One that is called again, as with `--reruns`, runs again. If a fixture
+behind them has parameters, they run for each of these, one set after the other.
 
 What is a test's own is made for it: `tmp_path`, and what `MAKERS` has. All else that it takes lasts for the file or
 longer. None of them may stop the operator or break a node.
@@ -134,19 +135,39 @@ class Stories:
             raise story.problem
 
 
+def find_parameters(item: pytest.Function) -> dict[str, object]:
+    """Those of the fixtures behind a marked test, which last for several tests."""
+    given: dict[str, object] = item.callspec.params if hasattr(item, "callspec") else {}
+    own = inspect.signature(item.function.story).parameters
+    return {name: value for name, value in given.items() if name not in own}
+
+
 def find_tests(request: pytest.FixtureRequest) -> Iterator[tuple[pytest.Function, Test]]:
-    """The marked tests of this file that will run."""
+    """The marked tests of this file that will run with the same parameters behind them."""
     is_long = request.config.getoption("--long")
     for item in request.session.items:
         if not isinstance(item, pytest.Function) or item.path != request.path or not hasattr(item.function, "story"):
             continue
-        if is_long or item.get_closest_marker("long") is None:
+        if find_parameters(item) == find_parameters(request.node) and (
+            is_long or item.get_closest_marker("long") is None
+        ):
             test = item.function.story
             yield item, test if item.cls is None else functools.partial(test, item.cls())
 
 
-@pytest.fixture(scope="module")
+TOLD: Final = pytest.StashKey[dict[str, Stories]]()
+
+
+@pytest.fixture
 def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stories:
+    module = request.node.getparent(pytest.Module)
+    told, behind = module.stash.setdefault(TOLD, {}), repr(find_parameters(request.node))
+    if behind not in told:
+        told[behind] = tell_all(request, tmp_path_factory)
+    return told[behind]
+
+
+def tell_all(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stories:
     tests = list(find_tests(request))
     is_operated = any("lasting_operator" in find_shared(test) for _, test in tests)
     operator: OperatorProcess | None = request.getfixturevalue("lasting_operator") if is_operated else None
@@ -155,7 +176,12 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     made = Stories(operator)
     for item, test in tests:
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        shared = {name: given[name] if name in given else request.getfixturevalue(name) for name in find_shared(test)}
+        shared = {}
+        for name in find_shared(test):
+            made_by = item._fixtureinfo.name2fixturedefs.get(name, ())
+            if name not in given and any(one.scope == "function" for one in made_by):
+                raise TypeError(f"{item.nodeid} shares {name}, which is made for each test: add its maker to MAKERS")
+            shared[name] = given[name] if name in given else request.getfixturevalue(name)
         make_path = functools.partial(tmp_path_factory.mktemp, re.sub(r"\W+", "-", item.name)[:40])
         made.all[item.nodeid] = Story(test, shared, make_path)
     made.run(getattr(request.module, "AT_ONCE", AT_ONCE))

@@ -99,3 +99,27 @@ def test_what_is_its_own_is_made_for_it_and_ends_with_it(tmp_path: Path, monkeyp
     stories.tell("test")
     inner = "inner of the world"
     assert seen == [f"outer of {inner}", inner, "outer ended", "inner ended"]
+
+
+SEEN: list[str] = []
+
+
+@pytest.fixture(scope="module", params=["one", "the other"])
+def base(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def behind(base: str) -> str:
+    return f"on {base}"
+
+
+@pytest.mark.parametrize("word", ["a", "b"])
+@together
+def test_it_runs_for_each_parameter_behind_it(behind: str, word: str) -> None:
+    SEEN.append(f"{word} {behind}")
+
+
+def test_it_has_run_once_for_each(behind: str) -> None:
+    assert sorted(one for one in SEEN if one.endswith(behind)) == [f"a {behind}", f"b {behind}"]
+    assert SEEN[-1].endswith(behind), "and not before those of the one before have ended"

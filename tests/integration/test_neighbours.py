@@ -17,8 +17,9 @@ from chaos import light_nodes, webhooks
 from elasticjob_devcluster import Cluster, NodeSpec, Tuning
 from elasticjob_devcluster.flags import parse_version
 from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, wait_for
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 NODES = (
     *(NodeSpec(f"good-{i}", cpu=100, pods=400) for i in range(3)),
@@ -93,6 +94,7 @@ def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Callable[...,
     assert status["nodeFaults"][0]["count"] <= 8, "the pods in their place went elsewhere"
 
 
+@together
 def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Callable[..., Jobs]) -> None:
     """It answers, after three seconds: of 100 pods half the slots of the operator are made at a time."""
     slow, good = lab("slow", chaos_hook="late"), lab("good")
@@ -107,6 +109,7 @@ def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Callable[..., Jobs
 
 
 @pytest.mark.parametrize("kind", ["mutates", "shm"])
+@together
 def test_a_webhook_that_changes_pods_does_no_harm(lab: Callable[..., Jobs], kind: str) -> None:
     """A container in front of the trainer, tolerations, labels; a mount where the operator has one."""
     jobs = lab(f"hook-{kind}", chaos_hook=kind)
@@ -125,6 +128,7 @@ def test_a_webhook_that_changes_pods_does_no_harm(lab: Callable[..., Jobs], kind
         pytest.param("spoils", "PodAltered", ("spec.nodeSelector", "webhook"), id="makes them invalid"),
     ],
 )
+@together
 def test_a_webhook_that_refuses_pods_is_told(
     lab: Callable[..., Jobs], kind: str, reason: str, words: tuple[str, ...]
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_webhook_that_refuses_pods_is_told(
     assert not await_healthy(jobs, 2)["restarts"].get("total")
 
 
+@together
 def test_a_node_that_refuses_all_pods_gets_few_however_often_the_size_changes(lab: Callable[..., Jobs]) -> None:
     """A size mends nothing: an autoscaler, or two writers, would make a pod with each of their changes."""
     jobs = lab("rescaled")
@@ -155,6 +160,7 @@ def test_a_node_that_refuses_all_pods_gets_few_however_often_the_size_changes(la
     assert "TopologyAffinityError" in told
 
 
+@together
 def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Callable[..., Jobs]) -> None:
     jobs = lab("beside")
     spec = build_spec(1)
@@ -175,6 +181,7 @@ def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Call
     assert jobs.condition("job", "Running")["status"] == "True", "the trainer goes on"
 
 
+@together
 def test_a_pull_secret_that_comes_later(lab: Callable[..., Jobs]) -> None:
     jobs = lab("pulls")
     spec = build_spec(2, {"imagePullSecrets": [{"name": "regcred"}]})
@@ -189,6 +196,7 @@ def test_a_pull_secret_that_comes_later(lab: Callable[..., Jobs]) -> None:
     assert not await_healthy(jobs, 2)["restarts"].get("total")
 
 
+@together
 def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: Callable[..., Jobs]) -> None:
     jobs = lab("volumes")
     path = f"/api/v1/namespaces/{jobs.namespace}/configmaps"
@@ -242,6 +250,7 @@ def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Callable[.
         jobs.kube.request("PATCH", path, ended, content_type=STRATEGIC)
 
 
+@together
 def test_the_runtime_fits_wherever_the_trainer_fits(lab: Callable[..., Jobs]) -> None:
     """A LimitRange is about each container, and its message names none: nobody would look for one of the operator's."""
     jobs = lab("ranges")
@@ -257,6 +266,7 @@ def test_the_runtime_fits_wherever_the_trainer_fits(lab: Callable[..., Jobs]) ->
         assert pod["status"]["qosClass"] == "Guaranteed", "as without the runtime: whoever pins CPUs asks for it"
 
 
+@together
 def test_the_runtime_comes_into_a_restricted_namespace(lab: Callable[..., Jobs]) -> None:
     jobs = lab("restricted")
     if parse_version(jobs.cluster.version) < (1, 25):

@@ -14,6 +14,7 @@ from integrations.kueue_kinds import ROOT
 from integrations.kueue_manager import Manager, find_missing
 from integrations.kueue_standin import StandIn, count, is_true
 from operator_fixture import MERGE, Jobs, OperatorProcess, light_spec, wait_for
+from side_by_side import MAKERS
 
 MILLI = 10  # of a CPU that a light agent asks for
 
@@ -179,8 +180,8 @@ def queue_operator(kueue: Admitter, operator_factory: Callable[..., OperatorProc
     started.stop()
 
 
-@pytest.fixture
-def queues(queue_operator: OperatorProcess, cluster: Cluster, namespace: str) -> Iterator[Queues]:
+@contextlib.contextmanager
+def make_queues(queue_operator: OperatorProcess, cluster: Cluster, namespace: str) -> Iterator[Queues]:
     starts, before = queue_operator.starts, len(queue_operator.log)
     found = Queues(Jobs(cluster, namespace))
     yield found
@@ -190,3 +191,12 @@ def queues(queue_operator: OperatorProcess, cluster: Cluster, namespace: str) ->
     said = queue_operator.log[before if queue_operator.starts == starts else 0 :]
     print(f"the operator of this test said:\n{said[-8000:]}")  # pytest shows it where the test failed
     assert "this is a bug" not in said, said[-4000:]
+
+
+MAKERS.update(queues=make_queues)
+
+
+@pytest.fixture
+def queues(queue_operator: OperatorProcess, cluster: Cluster, namespace: str) -> Iterator[Queues]:
+    with make_queues(queue_operator, cluster, namespace) as made:
+        yield made

@@ -12,9 +12,11 @@ from elasticjob_devcluster import KubeError
 from integrations.conftest import Admitter, Queues
 from integrations.kueue_standin import find, is_true
 from operator_fixture import OperatorProcess, light_spec, wait_for
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
+AT_ONCE = 5  # see `side_by_side`: each has up to six agents
 
 INVALID: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
@@ -39,6 +41,7 @@ def names_of(events: list[tuple[str, str]]) -> set[str]:
 
 
 class TestAdmission:
+    @together
     def test_a_job_waits_without_pods_and_runs_when_it_is_admitted(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 4)
@@ -53,6 +56,7 @@ class TestAdmission:
         jobs.await_world("second", 2)
         assert queues.condition("second") == ("True", "Admitted")
 
+    @together
     def test_a_queue_that_only_the_pods_name_is_told(self, queues: Queues) -> None:
         """Kueue queues jobs: its user would believe that this one has waited for its quota."""
         jobs = queues.jobs
@@ -66,6 +70,7 @@ class TestAdmission:
         assert told["message"].startswith("spec.template.metadata.labels[kueue.x-k8s.io/queue-name] names the queue")
         assert "metadata.labels of the job" in told["message"]
 
+    @together
     def test_pods_carry_what_ties_them_to_their_workload(self, queues: Queues) -> None:
         queues.make("gpus", 3)
         queues.submit("tied", "gpus", **bounds(2, 3))
@@ -86,6 +91,7 @@ class TestAdmission:
             "PodsReady is told",
         )
 
+    @together
     def test_growth_waits_for_quota(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 3)
@@ -97,6 +103,7 @@ class TestAdmission:
         queues.resize("gpus", 4)
         jobs.await_world("grows", 4, status["rendezvous"]["generation"])
 
+    @together
     def test_a_shrink_gives_quota_back(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 4)
@@ -108,6 +115,7 @@ class TestAdmission:
         jobs.await_world("small", 2)
         assert jobs.status("big")["readyReplicas"] == 2
 
+    @together
     def test_applying_a_job_again_takes_nothing_from_its_queue_or_its_autoscaler(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 4)
@@ -133,6 +141,7 @@ class TestAdmission:
         apply_again(3, asked=3)
         assert "SizeContested" not in names_of(jobs.events("kept"))
 
+    @together
     def test_quota_follows_the_bounds_where_nobody_has_written_a_number(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 3)
@@ -151,12 +160,14 @@ class TestAdmission:
             pytest.param("gpus", 5, "QuotaTooSmall", id="too big"),
         ],
     )
+    @together
     def test_what_can_never_be_admitted_says_so(self, queues: Queues, queue: str, size: int, reason: str) -> None:
         queues.make("gpus", 4)
         queues.submit("never", queue, **bounds(size, size))
         wait_for(lambda: queues.condition("never") == ("False", reason), f"{reason}: {queues.condition('never')}")
         assert queues.jobs.pods("never") == []
 
+    @together
     def test_a_class_that_does_not_exist_is_told(self, queues: Queues) -> None:
         queues.make("gpus", 4)
         queues.submit("classy", "gpus", priority="nobility", **bounds(1, 1))
@@ -240,6 +251,7 @@ class TestPodsReady:
 
 
 class TestPreemption:
+    @together
     def test_an_increment_is_given_back_and_the_job_goes_on(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 4)
@@ -254,6 +266,7 @@ class TestPreemption:
         jobs.delete("urgent")
         jobs.await_world("grown", 4, after["rendezvous"]["generation"])
 
+    @together
     def test_a_base_is_suspended_and_comes_back(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 2)
@@ -270,6 +283,7 @@ class TestPreemption:
     @pytest.mark.parametrize(
         "change", [pytest.param({"managedBy": "me"}, id="another manager"), pytest.param(INVALID, id="invalid")]
     )
+    @together
     def test_no_edit_makes_a_job_immune(self, queues: Queues, change: dict[str, Any]) -> None:
         jobs = queues.jobs
         queues.make("gpus", 2)
@@ -285,6 +299,7 @@ class TestPreemption:
 
 
 class TestEnds:
+    @together
     def test_a_job_that_ends_frees_its_quota(self, queues: Queues, tmp_path: Any) -> None:
         jobs, end = queues.jobs, tmp_path / "end"
         queues.make("gpus", 2)
@@ -299,6 +314,7 @@ class TestEnds:
         (workload,) = queues.workloads("ends")
         assert find(workload, "Finished")["reason"] == "Succeeded"
 
+    @together
     def test_a_suspended_job_holds_nothing(self, queues: Queues) -> None:
         jobs = queues.jobs
         queues.make("gpus", 2)
