@@ -18,11 +18,12 @@ import contextlib
 import functools
 import inspect
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import pytest
 
@@ -86,6 +87,7 @@ class Story:
     make_path: Callable[[], Path]
     problem: BaseException | None = None
     was_told: bool = False
+    said: str = ""
 
     def run(self) -> None:
         """Never raises: what the test raised is kept, also if that is a skip."""
@@ -105,29 +107,58 @@ class Story:
             self.problem = error
 
 
+class Apart:
+    """A stream that keeps apart what each story prints."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._own = stream, threading.local()
+
+    @contextlib.contextmanager
+    def keep(self, story: Story) -> Iterator[None]:
+        said: list[str] = []
+        self._own.said = said
+        try:
+            yield
+        finally:
+            story.said = "".join(said)
+            del self._own.said
+
+    def write(self, text: str) -> int:
+        if not hasattr(self._own, "said"):
+            return self._stream.write(text)
+        self._own.said.append(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Stories:
     def __init__(self, operator: OperatorProcess | None) -> None:
         self.all: dict[str, Story] = {}
         self._operator = operator
 
     def run(self, at_once: int) -> None:
-        places = threading.Semaphore(at_once)
+        places, printed = threading.Semaphore(at_once), Apart(sys.stdout)
 
         def take(story: Story) -> None:
-            with places:
+            with places, printed.keep(story):
                 story.run()
 
         threads = [threading.Thread(target=take, args=(story,), daemon=True) for story in self.all.values()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with contextlib.redirect_stdout(cast(TextIO, printed)):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
     def tell(self, nodeid: str) -> None:
-        """Pass or fail as this story did."""
+        """Pass or fail as this story did, and print what it has."""
         story = self.all[nodeid]
         if story.was_told:
             story.run()
+        else:
+            print(story.said)
         story.was_told = True
         if self._operator is not None:
             judge_log(self._operator.log)

@@ -45,6 +45,28 @@ def test_all_run_at_once_and_each_tells_how_it_went(tmp_path: Path) -> None:
         stories.tell("skips")
 
 
+def test_what_each_has_printed_is_shown_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meeting = threading.Barrier(2)
+
+    def one() -> None:
+        print("of one")
+        meeting.wait(SECONDS)
+        raise AssertionError
+
+    def other() -> None:
+        meeting.wait(SECONDS)
+        print("of the other")
+
+    stories = make_stories(tmp_path, one, other)
+    stories.run(2)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(AssertionError):
+        stories.tell("one")
+    assert capsys.readouterr().out.strip() == "of one"
+    stories.tell("other")
+    assert capsys.readouterr().out.strip() == "of the other"
+
+
 def test_no_more_run_than_are_wanted(tmp_path: Path) -> None:
     alone = threading.Lock()
 

@@ -50,12 +50,9 @@ def make_pool(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Pool
     pool.operator.start()
     try:
         yield pool
-        judge_log(pool.operator.log)
-    except BaseException as error:
-        error.add_note(f"the operator of this test said:\n{pool.operator.log[-8000:]}")
-        raise
     finally:
         pool.operator.stop()
+        judge_log(pool.operator.log)
 
 
 MAKERS.update(pool=make_pool)
