@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from side_by_side import together
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
+
+AT_ONCE = 3  # see `side_by_side`: each has three ranks, which wait for gloo, for the agent, or for the end of a world
 PROGRAM = PROGRAMS / "device_program.py"
 KILLED = "12:2"
 TORCHRUN = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # what its agent sets for workers
@@ -39,17 +43,20 @@ def check(norms: dict[int, set[float]], right: dict[int, set[float]], exactly: b
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The norms after each step of an undisturbed run of a kind of script."""
     found: dict[str, dict[int, set[float]]] = {}
+    turn = threading.Lock()
 
     def run(kind: str) -> dict[int, set[float]]:
-        if kind not in found:
-            _, found[kind] = train(tmp_path_factory.mktemp(kind), KIND=kind, BACKEND="gloo")
-        return found[kind]
+        with turn:
+            if kind not in found:
+                _, found[kind] = train(tmp_path_factory.mktemp(kind), KIND=kind, BACKEND="gloo")
+            return found[kind]
 
     return run
 
 
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
 @pytest.mark.parametrize("kind", ["plain", "accumulate", "scaler", "two", "virtual"])
+@together
 def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: Any, kind: str, wants: str) -> None:
     """Nothing raises after an abort: what the buffers hold then is no gradient."""
     agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
@@ -57,6 +64,7 @@ def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: An
     check(norms, undisturbed(kind), exactly=kind == "virtual")
 
 
+@together
 def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
     undisturbed, _ = train(tmp_path / "undisturbed", KIND="scaler", BACKEND="gloo")
@@ -69,6 +77,7 @@ def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["hsdp", "copies"])
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
+@together
 def test_a_sharded_step_that_was_not_reduced_is_repeated(
     tmp_path: Path, undisturbed: Any, kind: str, wants: str
 ) -> None:
@@ -78,6 +87,7 @@ def test_a_sharded_step_that_was_not_reduced_is_repeated(
 
 
 @pytest.mark.parametrize("kind", ["plain", "two"])
+@together
 def test_a_script_that_swallows_the_error_has_not_done_the_step(tmp_path: Path, undisturbed: Any, kind: str) -> None:
     """`except Exception` around a batch: the step was not applied, so it does not count. With gloo a collective
     raises; the agent's word comes later.
@@ -88,6 +98,7 @@ def test_a_script_that_swallows_the_error_has_not_done_the_step(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("kind", "point"), [("plain", "forward"), ("twice", "forward"), ("twice", "halfway")])
+@together
 def test_a_script_that_swallows_the_error_of_a_backward_pass_has_not_done_the_step(
     tmp_path: Path, undisturbed: Any, kind: str, point: str
 ) -> None:
@@ -98,6 +109,7 @@ def test_a_script_that_swallows_the_error_of_a_backward_pass_has_not_done_the_st
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
 def test_a_step_with_one_call_of_two_of_an_optimizer_is_no_step(tmp_path: Path, undisturbed: Any, backend: str) -> None:
     agent, norms = train(
         tmp_path, KIND="twice", KILL="12:2:1:halfway,13:1:2:halfway", BACKEND=backend, FAKE_NCCL="leaves=garbage"
@@ -107,6 +119,7 @@ def test_a_step_with_one_call_of_two_of_an_optimizer_is_no_step(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
 def test_nor_is_the_first_step_in_which_nobody_knows_how_many_calls_there_are(tmp_path: Path, backend: str) -> None:
     """All ranks go back to the last checkpoint, if there is one."""
     agent, norms = train(tmp_path, KIND="twice", KILL="0:2:1:halfway", BACKEND=backend, FAKE_NCCL="leaves=garbage")
@@ -117,6 +130,7 @@ def test_nor_is_the_first_step_in_which_nobody_knows_how_many_calls_there_are(tm
 @pytest.mark.parametrize(
     "sends", ["broadcast", *(pytest.param(one, marks=pytest.mark.long) for one in ("send", "all_to_all"))]
 )
+@together
 def test_a_message_that_has_arrived_in_part_keeps_nobody(tmp_path: Path, undisturbed: Any, sends: str) -> None:
     """gloo waits for the rest of it, whose sender is gone, until the timeout of its group."""
     variables = {"SENDS": sends, "KILL": "12:2:1:message", "BACKEND": "gloo"}
@@ -126,6 +140,7 @@ def test_a_message_that_has_arrived_in_part_keeps_nobody(tmp_path: Path, undistu
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
 def test_a_description_of_the_state_that_has_arrived_in_part_keeps_nobody(
     tmp_path: Path, undisturbed: Any, backend: str
 ) -> None:
@@ -146,6 +161,7 @@ def test_a_description_of_the_state_that_has_arrived_in_part_keeps_nobody(
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("fakenccl", marks=pytest.mark.long)])
 @pytest.mark.parametrize("sends", ["batch", "functional", "group", "objects", "thread"])
+@together
 def test_a_loss_frees_any_collective_of_a_script(tmp_path: Path, undisturbed: Any, sends: str, backend: str) -> None:
     agent, norms = train(tmp_path, SENDS=sends, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage")
     assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
@@ -153,6 +169,7 @@ def test_a_loss_frees_any_collective_of_a_script(tmp_path: Path, undisturbed: An
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
 def test_optimizers_that_step_together_have_one_permission(tmp_path: Path, undisturbed: Any, backend: str) -> None:
     """The loss is known when the first one has stepped, and all gradients of the step were reduced before."""
     variables = {"KILL": "12:2:1:applied", "REST": "0.7", "BACKEND": backend, "FAKE_NCCL": "leaves=garbage"}
@@ -163,6 +180,7 @@ def test_optimizers_that_step_together_have_one_permission(tmp_path: Path, undis
 
 @pytest.mark.parametrize("swallows", [False, True])
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
 def test_a_step_of_which_one_optimizer_has_applied_its_part_is_taken_back(
     tmp_path: Path, undisturbed: Any, backend: str, swallows: bool
 ) -> None:
@@ -175,6 +193,7 @@ def test_a_step_of_which_one_optimizer_has_applied_its_part_is_taken_back(
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 @pytest.mark.parametrize("step", [pytest.param(6, id="the-first-one-skips"), pytest.param(12, id="both-step")])
+@together
 def test_an_optimizer_with_a_scaler_of_its_own_that_was_still_to_come_has_not_skipped(
     tmp_path: Path, undisturbed: Any, backend: str, step: int
 ) -> None:
@@ -190,6 +209,7 @@ def test_an_optimizer_with_a_scaler_of_its_own_that_was_still_to_come_has_not_sk
     ("place", "point"),
     [("first", "forward"), pytest.param("middle", "applied", marks=pytest.mark.long), ("last", "applied")],
 )
+@together
 def test_a_scheduler_makes_each_step_once(tmp_path: Path, backend: str, place: str, point: str) -> None:
     """A loss breaks the step off before or after its scheduler, which changes the learning rate and the momentum."""
     variables = {"KIND": "schedule", "SCHEDULE": place, "FAKE_NCCL": "leaves=garbage"}
@@ -200,6 +220,7 @@ def test_a_scheduler_makes_each_step_once(tmp_path: Path, backend: str, place: s
 
 
 @pytest.mark.parametrize(("backend", "swallows"), [("gloo", ""), ("gloo", "evaluation"), ("fakenccl", "")])
+@together
 def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
     tmp_path: Path, undisturbed: Any, backend: str, swallows: str
 ) -> None:
@@ -220,6 +241,7 @@ def check_passes(agent: FakeAgent) -> None:
 
 
 @pytest.mark.parametrize(("backend", "where"), [("gloo", "step"), ("fakenccl", "step"), ("fakenccl", "outside")])
+@together
 def test_buffers_that_were_not_sent_are_taken_back(tmp_path: Path, undisturbed: Any, backend: str, where: str) -> None:
     """DDP sends them before each pass, also after the optimizer has stepped, and in an evaluation."""
     variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "WHERE": where}
@@ -230,6 +252,7 @@ def test_buffers_that_were_not_sent_are_taken_back(tmp_path: Path, undisturbed: 
 
 
 @pytest.mark.parametrize("dump", ["0", "15000"])
+@together
 def test_the_watchdog_of_torch_ends_nobody(tmp_path: Path, undisturbed: Any, dump: str) -> None:
     """A network tells it of a dead peer before the agent does. It would sleep for four times `dump` first."""
     variables = {**TORCHRUN, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": dump}
@@ -247,12 +270,14 @@ def test_the_watchdog_of_torch_ends_nobody(tmp_path: Path, undisturbed: Any, dum
         pytest.param("plain", "shutdown=hangs", id="a destroy that hangs"),
     ],
 )
+@together
 def test_nobody_waits_for_the_end_of_a_lost_world(tmp_path: Path, undisturbed: Any, kind: str, wants: str) -> None:
     agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("plain"))
 
 
+@together
 def test_a_world_without_notice_is_not_waited_for_either(tmp_path: Path) -> None:
     """An announced end: the old communicators are destroyed beside the new world."""
     with FakeAgent(PROGRAM, tmp_path, LAST="100000", FAKE_NCCL="shutdown=hangs") as agent:
@@ -265,6 +290,7 @@ def test_a_world_without_notice_is_not_waited_for_either(tmp_path: Path) -> None
         agent.wait(lambda: any(row["generation"] == 3 for row in agent.rows), "a step of the third world")
 
 
+@together
 def test_a_loss_while_communicators_are_made_frees_the_others(tmp_path: Path) -> None:
     """Nothing frees a thread that waits for a peer to make its communicator: it is not the main thread in a step."""
     with FakeAgent(PROGRAM, tmp_path, LAST="24", FAKE_NCCL="dies=2") as agent:
@@ -278,6 +304,7 @@ def test_a_loss_while_communicators_are_made_frees_the_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
+@together
 def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed: Any, wants: str) -> None:
     """A member dies at the announced end of a world, while all gather the model: training goes on from copies."""
     with FakeAgent(PROGRAM, tmp_path, LAST="24", KIND="copies", DIE_PACKING="2", FAKE_NCCL=wants) as agent:
@@ -293,6 +320,7 @@ def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
 def test_the_connections_of_a_script_outlive_a_world(tmp_path: Path, backend: str) -> None:
     """Only the world's own are shut down after a loss, and not those that a script opens in `on_world`."""
     agent, norms = train(tmp_path, KIND="connection", KILL=KILLED, BACKEND=backend)

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from side_by_side import together
 from torch_features import needs_fsdp_on_cpu
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("backend")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("backend")]
+
+AT_ONCE = 3  # see `side_by_side`: each has two ranks, which wait for each other
 PROGRAM = PROGRAMS / "uneven_program.py"
 SKIPPING = ["before", "between", "applying", "after", "inside", "inside-steps", "continue", "interrupt"]
 LEAVING = ["break", "return"]  # out of the block and of the loop: a step is skipped first
@@ -39,6 +42,7 @@ def find_norms(agent: FakeAgent) -> dict[tuple[int, int], set[Any]]:
 
 
 @pytest.mark.parametrize("how", choose([*SKIPPING, *LEAVING], "before", "applying", "inside-steps"))
+@together
 def test_a_step_that_one_rank_skips_ends_it_with_the_remedy(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how)
     assert sorted(agent.ended) == [0, 1], "the other one goes on from its memory"
@@ -48,6 +52,7 @@ def test_a_step_that_one_rank_skips_ends_it_with_the_remedy(tmp_path: Path, how:
 
 
 @pytest.mark.parametrize("how", choose(STOPPING, "stop"))
+@together
 def test_training_that_one_rank_ends_early_ends_it_with_the_remedy(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how)
     assert sorted(agent.ended) == [0, 1]
@@ -58,6 +63,7 @@ def test_training_that_one_rank_ends_early_ends_it_with_the_remedy(tmp_path: Pat
 
 @needs_fsdp_on_cpu
 @pytest.mark.parametrize("how", choose(["before", "applying", "inside-steps", "stop"], "applying"))
+@together
 def test_it_is_told_of_a_sharded_model_too(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how, KIND="sharded")
     assert 1 in agent.ended
@@ -66,6 +72,7 @@ def test_it_is_told_of_a_sharded_model_too(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", choose([*SKIPPING, *LEAVING, *STOPPING, "slow"], "before", "slow"))
+@together
 def test_what_all_ranks_do_is_no_error(tmp_path: Path, how: str) -> None:
     agent = run(tmp_path, how, ALL="1")
     assert sorted(agent.ended) == [0, 0]
@@ -75,6 +82,7 @@ def test_what_all_ranks_do_is_no_error(tmp_path: Path, how: str) -> None:
     assert "StepsDifferError" not in agent.log
 
 
+@together
 def test_an_error_that_ends_a_script_is_the_one_that_is_told(tmp_path: Path) -> None:
     """Its `finally` closes the session, which waits for nobody then."""
     agent = run(tmp_path, "finally")
@@ -83,6 +91,7 @@ def test_an_error_that_ends_a_script_is_the_one_that_is_told(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["monitored", "sends"])
+@together
 def test_unequally_many_messages_are_no_unequal_steps(tmp_path: Path, kind: str) -> None:
     """Rank 0 sends to each of the others, or waits for them in `monitored_barrier`: each is counted as a collective."""
     with FakeAgent(PROGRAMS / "messages_program.py", tmp_path, SENDS=kind) as agent:
