@@ -12,8 +12,9 @@ import pytest
 
 from elasticjob_devcluster import Cluster, KubeError
 from operator_fixture import Jobs, OperatorProcess, light_spec, wait_for
+from side_by_side import together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def uids(jobs: Jobs, name: str) -> set[str]:
@@ -51,6 +52,7 @@ def test_start_grow_shrink_and_complete(jobs: Jobs) -> None:
     wait_for(lambda: [p["status"]["phase"] for p in jobs.pods("story")] == ["Succeeded"], "the pod stays for its log")
 
 
+@together
 def test_a_killed_follower_and_a_killed_rank_0_are_replaced(jobs: Jobs, cluster: Cluster) -> None:
     jobs.create("kill", light_spec(replicas=3))
     status = jobs.await_world("kill", 3)
@@ -80,6 +82,7 @@ def test_the_operator_is_killed_or_told_to_stop_and_nothing_happens(jobs: Jobs, 
     assert time.monotonic() - began < 5, "told to stop, it does not hold its Lease for another five seconds"
 
 
+@together
 def test_suspend_and_resume(jobs: Jobs) -> None:
     jobs.create("pause", light_spec())
     before = jobs.await_world("pause", 2)
@@ -93,6 +96,7 @@ def test_suspend_and_resume(jobs: Jobs) -> None:
     assert jobs.condition("pause", "Suspended")["status"] == "False"
 
 
+@together
 def test_crashes_use_up_the_budget(jobs: Jobs) -> None:
     policy = {"maxRestarts": 1, "minReplicas": 1, "maxReplicas": 2, "gracefulShutdownTimeoutSeconds": 2}
     jobs.create("crash", light_spec("--fail-at", "3:9", "--exit-code", "3", elasticPolicy=policy))
@@ -105,6 +109,7 @@ def test_crashes_use_up_the_budget(jobs: Jobs) -> None:
     assert failure["traceback"].endswith("ValueError: asked to fail")
 
 
+@together
 def test_a_failed_worker_is_told_with_its_traceback(jobs: Jobs) -> None:
     jobs.create("tell", light_spec("--fail-at", "3:1", replicas=1))
     status = wait_for(
@@ -115,6 +120,7 @@ def test_a_failed_worker_is_told_with_its_traceback(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["ordinary", "native"])
+@together
 def test_a_job_with_sidecars(jobs: Jobs, cluster: Cluster, native: bool) -> None:
     """A trainer that is killed is replaced, and the job is complete when all trainers have ended."""
     spec = light_spec("--steps", "150")
@@ -143,18 +149,21 @@ def test_a_job_with_sidecars(jobs: Jobs, cluster: Cluster, native: bool) -> None
     wait_for(lambda: not run_on(), "sidecars that run on are ended with the job")
 
 
+@together
 def test_fail_job_rule(jobs: Jobs) -> None:
     rules = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]}
     jobs.create("rule", light_spec("--fail-at", "3", "--exit-code", "42", failurePolicy=rules))
     assert jobs.await_condition("rule", "Failed")["reason"] == "FailurePolicy"
 
 
+@together
 def test_ttl_deletes_the_finished_job(jobs: Jobs) -> None:
     jobs.create("short", light_spec("--steps", "3", runPolicy={"ttlSecondsAfterFinished": 1}))
     wait_for(lambda: not jobs.get("short"), "the job is deleted")
     wait_for(lambda: not jobs.pods("short"), "its pods are collected")
 
 
+@together
 def test_active_deadline(jobs: Jobs) -> None:
     jobs.create("late", light_spec(runPolicy={"activeDeadlineSeconds": 2}))
     assert jobs.await_condition("late", "Failed")["reason"] == "DeadlineExceeded"
@@ -178,6 +187,7 @@ def test_drain_moves_a_member(jobs: Jobs, cluster: Cluster, least: int) -> None:
         cluster.uncordon(node)
 
 
+@together
 def test_unschedulable_extras_hold_nothing_up(jobs: Jobs) -> None:
     spec = light_spec(replicas=3, elasticPolicy={"maxReplicas": 3, "scalingTimeoutSeconds": 1})
     spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
@@ -193,11 +203,13 @@ def test_unschedulable_extras_hold_nothing_up(jobs: Jobs) -> None:
 class TestBadInput:
     """Each ends in one clear sentence, and the operator goes on."""
 
+    @together
     def test_min_above_max(self, jobs: Jobs) -> None:
         bad = light_spec(elasticPolicy={"minReplicas": 5, "maxReplicas": 2}, replicas=None)
         del bad["replicas"]
         self.assert_refused(jobs, bad, "minReplicas must not be greater than maxReplicas")
 
+    @together
     def test_replicas_out_of_range(self, jobs: Jobs) -> None:
         """Without CEL it is brought into its bounds: what `kubectl scale` writes is no reason to end a job."""
         text = "replicas must not be greater than"
@@ -210,6 +222,7 @@ class TestBadInput:
         assert text in jobs.condition("bad", "Degraded")["message"]
         jobs.await_world("bad", 2)
 
+    @together
     def test_no_container(self, jobs: Jobs) -> None:
         self.assert_refused(jobs, light_spec(template={"spec": {"containers": []}}), "spec.containers is empty")
 
@@ -225,6 +238,7 @@ class TestBadInput:
         assert text in failed["message"]
         assert jobs.pods("bad") == []
 
+    @together
     def test_a_template_that_the_api_server_rejects(self, jobs: Jobs) -> None:
         spec = light_spec()
         spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}
@@ -233,6 +247,7 @@ class TestBadInput:
         assert failed["reason"] == "InvalidTemplate"
         assert "spec.template" in failed["message"]
 
+    @together
     def test_an_image_that_does_not_exist(self, jobs: Jobs) -> None:
         spec = light_spec()
         spec["template"]["spec"]["containers"][0]["image"] = "registry.invalid/no/such:image"
@@ -240,6 +255,7 @@ class TestBadInput:
         wait_for(lambda: jobs.condition("bad", "Degraded").get("reason") == "ImagePullFailed", "the user is told")
         assert "registry.invalid" in jobs.condition("bad", "Degraded")["message"]
 
+    @together
     def test_a_command_that_does_not_exist(self, jobs: Jobs) -> None:
         spec = light_spec()
         spec["template"]["spec"]["containers"][0]["command"] = ["no-such-program"]
@@ -248,6 +264,7 @@ class TestBadInput:
         assert "no-such-program" in failed["message"]
 
     @pytest.mark.parametrize("where", ["an argument", "a variable"])
+    @together
     def test_a_text_that_no_program_can_be_started_with(self, jobs: Jobs, where: str) -> None:
         """Linux takes no longer one, of however many bytes all of them may be."""
         spec, text = light_spec(), "x" * 140_000
@@ -258,6 +275,7 @@ class TestBadInput:
         assert "rgument list too long" in failed["message"]
         assert "ConfigMap" in failed["message"], "where such a text belongs"
 
+    @together
     def test_a_name_that_is_taken(self, jobs: Jobs) -> None:
         pod = {
             "metadata": {"name": "mine-worker-0"},
@@ -267,6 +285,7 @@ class TestBadInput:
         jobs.create("mine", light_spec())
         wait_for(lambda: jobs.condition("mine", "Degraded").get("reason") == "NameTaken", "the user is told")
 
+    @together
     def test_a_job_deleted_in_the_middle(self, jobs: Jobs) -> None:
         jobs.create("gone", light_spec(replicas=3))
         jobs.await_world("gone", 3)
