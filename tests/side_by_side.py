@@ -192,7 +192,8 @@ TOLD: Final = pytest.StashKey[dict[str, Stories]]()
 @pytest.fixture
 def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stories:
     module = request.node.getparent(pytest.Module)
-    told, behind = module.stash.setdefault(TOLD, {}), repr(find_parameters(request.node))
+    told: dict[str, Stories] = module.stash.setdefault(TOLD, {})
+    behind = repr(find_parameters(request.node))
     if behind not in told:
         told[behind] = tell_all(request, tmp_path_factory)
     return told[behind]
