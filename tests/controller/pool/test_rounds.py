@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -282,3 +283,31 @@ def test_the_status_keeps_the_sizes_that_were_reported_last() -> None:
 )
 def test_why_a_job_keeps_its_size(one: PooledJob, told: str) -> None:
     assert rounds.share([one], 8, Objective.GOODPUT, seconds=1.0, now=NOW)["ns", "a"].reason == told
+
+
+class Broken(Model):
+    """Raises, as a mistake of ours would with some numbers."""
+
+    def speeds_of(self, sizes: Any) -> list[float]:
+        raise ArithmeticError("a mistake")
+
+
+class Endless(Model):
+    """Says nothing that could be computed with."""
+
+    def speeds_of(self, sizes: Any) -> list[float]:
+        return [math.inf for _ in sizes]
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("model", [Broken(), Endless()], ids=["raises", "infinite"])
+def test_a_job_that_cannot_be_computed_with_keeps_what_it_has_and_the_others_share_the_rest(
+    model: Model, objective: Objective
+) -> None:
+    bad, good = sharer("bad", 3, model=model), sharer("good", 2)
+    found = rounds.share([bad, good], 8, objective, seconds=1.0, now=NOW)
+    alone = rounds.share([good], 5, objective, seconds=1.0, now=NOW)
+    assert found[good.job.key] == alone[good.job.key]
+    verdict = found[bad.job.key]
+    assert (verdict.size, verdict.error is not None) == (0, True)
+    assert "cannot be computed" in verdict.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.pool import rounds
 from elasticjob_operator.pool.capacity import Pool, find_devices, find_share
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.pooling import PoolLoop
@@ -132,6 +134,36 @@ async def test_a_mistake_of_ours_with_one_job_is_none_with_the_others(
     bad["metadata"] |= {"namespace": "evil"}
     cache.put_job(bad)
     assert await find_reason(cache, tmp_path) == STARTS
+    assert "evil/digits: cannot share the pool; this is a bug" in caplog.text
+
+
+PARTS: Mapping[str, Callable[[], Any]] = {
+    "the sizes that it may have": lambda: rounds.find_sizes,
+    "how fast it is at each": lambda: rounds.measure,
+    "what its status keeps": lambda: rounds.keep,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_job_that_cannot_be_computed_with_leaves_the_others_theirs(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of another tenant, of whose numbers a mistake of ours makes an error: in the middle of a round for all."""
+    cache, bad = make_cache(), raw_job("job-2")
+    bad["metadata"] |= {"namespace": "evil"}
+    cache.put_job(bad)
+    original, calls = PARTS[part](), 0
+
+    def poisoned(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the jobs come in the order in which they were put
+            raise ArithmeticError("a mistake")
+        return original(*args)
+
+    monkeypatch.setattr(rounds, original.__name__, poisoned)
+    assert await find_reason(cache, tmp_path) == STARTS
+    assert calls >= 2
     assert "evil/digits: cannot share the pool; this is a bug" in caplog.text
 
 
