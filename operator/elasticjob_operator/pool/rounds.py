@@ -23,6 +23,7 @@ PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so tha
 DEFAULT_CHANGE_SECONDS: Final = 0.2
 MOST_SIZES: Final = 200  # that are compared of one job
 WIDEST: Final = 0.08  # of a size: how far the next one may be away, where there are more
+UNCOMPUTED: Final = "keeps its size: its share of the pool cannot be computed"
 MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
 
 
@@ -57,13 +58,32 @@ class Verdict:
     gain: float = 0.0
     behind: float = 0.0
     cost: api.CostStatus | None = None
+    error: Exception | None = None  # for which it could not be computed with
 
 
 def share(
     sharers: Sequence[PooledJob], capacity: int, objective: Objective, *, seconds: float, now: float
 ) -> dict[JobKey, Verdict]:
-    """The sizes of all jobs of one pool. `seconds` have gone by since the last round."""
-    requests = [_request(one, now) for one in sharers]
+    """The sizes of all jobs of one pool. `seconds` have gone by since the last round.
+
+    What raises for the numbers of one job, by a mistake of ours, must not end the round for the others. Such a job
+    keeps what it has, and they share the rest.
+    """
+    asked: dict[JobKey, Request] = {}
+    verdicts: dict[JobKey, Verdict] = {}
+    for one in sharers:
+        try:
+            asked[one.job.key] = _request(one, now)
+        except Exception as error:  # which the caller logs
+            verdicts[one.job.key] = Verdict(0, UNCOMPUTED, behind=one.behind, error=error)
+            capacity -= one.size * one.devices
+    others = [one for one in sharers if one.job.key in asked]
+    return verdicts | _share(others, [*asked.values()], max(0, capacity), objective, seconds)
+
+
+def _share(
+    sharers: Sequence[PooledJob], requests: Sequence[Request], capacity: int, objective: Objective, seconds: float
+) -> dict[JobKey, Verdict]:
     speeds = [
         request.speed if one.job.status.goodput.training else 0.0
         for one, request in zip(sharers, requests, strict=True)
@@ -94,10 +114,13 @@ def _find_cost(one: PooledJob, request: Request, seconds: float) -> api.CostStat
     """What the job has cost, and what it will have if it goes on like this."""
     if not one.is_paid:
         return None
+    # Within what a status can hold, or none could be made of it.
     spent = one.spent + one.per_hour * seconds / 3600
     rest = request.remaining_seconds
     expected = spent + one.per_hour * rest / request.speed / 3600 if rest is not None and request.speed else None
-    return api.CostStatus(per_hour=one.per_hour, spent=spent, expected=expected)
+    if expected is not None:
+        expected = min(expected, numerals.MOST)
+    return api.CostStatus(per_hour=one.per_hour, spent=min(spent, numerals.MOST), expected=expected)
 
 
 def _why_held(one: PooledJob, grant: Grant) -> str:
@@ -115,6 +138,8 @@ def _why_held(one: PooledJob, grant: Grant) -> str:
 def _request(one: PooledJob, now: float) -> Request:
     status, sizes = one.job.status, find_sizes(one, now)
     curve = measure(one.model, sizes, one.devices)
+    if curve.devices < 1 or not all(0 < speed < math.inf for speed in curve.speeds):
+        raise ArithmeticError(f"no speed of a job can be {curve.speeds[:4]}, on {curve.devices} devices a pod")
     cost = status.goodput.last_recovery_seconds
     started, deadline = parse_time(status.start_time), one.spec.run_policy.active_deadline_seconds
     request = Request(

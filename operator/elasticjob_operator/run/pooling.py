@@ -180,14 +180,25 @@ class PoolLoop:
             verdict, memory = verdicts[one.job.key], self._memories.get(one.job.key)
             if memory is None or memory.uid != one.job.uid:
                 continue  # it has gone meanwhile
-            memory.behind = verdict.behind
-            cost = None
-            if verdict.cost is not None:
-                memory.spent, cost = verdict.cost.spent, rounds.keep_cost(verdict.cost)
-            gain = verdict.gain if verdict.size not in (0, one.size) else memory.decision.expected_gain
-            speeds, noise = rounds.keep(memory.model), rounds.keep_noise(memory.model)
-            decision = PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds, cost, noise)
+            decision, error = PoolDecision(reason=rounds.UNCOMPUTED, pool=pool.name), verdict.error
+            if error is None:
+                try:
+                    decision = self._keep(one, verdict, memory, pool)
+                except Exception as caught:  # of one job, which must not keep the others from their sizes
+                    error = caught
+            if error is not None:
+                logger.error("%s/%s: cannot share the pool; this is a bug", *one.job.key, exc_info=error)
             self._decide_job(one.job.key, decision)
+
+    def _keep(self, one: rounds.PooledJob, verdict: rounds.Verdict, memory: _Memory, pool: Pool) -> PoolDecision:
+        """Remember what a round says of a job."""
+        memory.behind = verdict.behind
+        cost = None
+        if verdict.cost is not None:
+            memory.spent, cost = verdict.cost.spent, rounds.keep_cost(verdict.cost)
+        gain = verdict.gain if verdict.size not in (0, one.size) else memory.decision.expected_gain
+        speeds, noise = rounds.keep(memory.model), rounds.keep_noise(memory.model)
+        return PoolDecision(verdict.size, verdict.reason, pool.name, gain, speeds, cost, noise)
 
     def _decide_job(self, key: JobKey, decision: PoolDecision) -> None:
         """Keep the decision, and wake the job unless only its measurements have changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -288,14 +289,14 @@ def test_why_a_job_keeps_its_size(one: PooledJob, told: str) -> None:
 class Broken(Model):
     """Raises, as a mistake of ours would with some numbers."""
 
-    def speeds_of(self, sizes: Any) -> list[float]:
+    def speeds_of(self, sizes: Sequence[int]) -> list[float]:
         raise ArithmeticError("a mistake")
 
 
 class Endless(Model):
     """Says nothing that could be computed with."""
 
-    def speeds_of(self, sizes: Any) -> list[float]:
+    def speeds_of(self, sizes: Sequence[int]) -> list[float]:
         return [math.inf for _ in sizes]
 
 
