@@ -20,6 +20,7 @@ from elasticjob_operator.failures import health_watch
 from elasticjob_operator.model.containers import Exit
 from elasticjob_operator.plan.plan import Seen, plan
 from elasticjob_operator.run.controller import MOST_IN_LOOP
+from elasticjob_operator.text import clean
 from elasticjob_operator.times import format_time
 
 MOST_CALLS = 250_000
@@ -81,14 +82,63 @@ def see_reports(count: int) -> Seen:
     return replace(seen, job=make_job(spec, seen.job.status), agents=agents)
 
 
+def see_signs(count: int) -> Seen:
+    """Each rank has written what each of sixteen rules looks for, in long lines of what nobody sees."""
+    rules = [{"name": f"R{i}", "when": {"log": f"x{i}"}} for i in range(16)]
+    signs = tuple(wire.Sign(rule=f"R{i}", generation=1, rank=0, line="\x1b" * 256) for i in range(16))
+    seen = see(count, lambda index: {"signs": signs}, phase="running")
+    spec = make_spec(1, count, replicas=count, health={"rules": rules})
+    return replace(seen, job=make_job(spec, seen.job.status))
+
+
 CASES: Mapping[str, Callable[[int], Seen]] = {
     "nothing": see,
     "links": lambda count: see(count, lambda i: list_links(count, i), phase="starting"),
     "reports": see_reports,
+    "signs": see_signs,
     "shards": lambda count: see(count, hold_shards, phase="ready"),
     **{f"pods with {name}": functools.partial(see, ended=text) for name, text in TEXTS.items()},
     **{f"agents with {name}": functools.partial(see_failed, text) for name, text in TEXTS.items()},
 }
+
+
+def find_most_in_loop(make: Callable[[int], Seen]) -> Seen:
+    """The largest job of this kind that is planned in the event loop."""
+    count = 1
+    while make(count + 1).weight <= MOST_IN_LOOP:
+        count += 1
+    return make(count)
+
+
+def test_lines_of_workers_are_cleaned_in_a_thread_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To clean one takes as long as to plan a pod, in a single call."""
+    cleaned: list[int] = []
+
+    def count_clean(text: str, limit: int = 256) -> str:
+        cleaned.append(len(text))
+        return clean(text, limit)
+
+    seen = find_most_in_loop(see_signs)
+    monkeypatch.setattr(health_watch, "clean", count_clean)
+    watch_and_plan(seen)
+    assert len(cleaned) >= 16, "it has something to clean"
+    assert sum(cleaned) / 256 <= MOST_IN_LOOP / 2, f"{len(cleaned)} lines of {len(seen.pods)} pods"
+
+
+def test_reports_are_judged_in_a_thread_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To judge one takes half as long as to plan a pod."""
+    judged: list[str] = []
+    judge = health_watch._find_wrong
+
+    def count_judged(check: api.MetricCheck, before: health_watch.RuleMemory, report: health_watch.Report) -> str:
+        judged.append(report.uid)
+        return judge(check, before, report)
+
+    seen = find_most_in_loop(see_reports)
+    monkeypatch.setattr(health_watch, "_find_wrong", count_judged)
+    watch_and_plan(seen)
+    assert len(judged) >= 16, "it has something to judge"
+    assert len(judged) <= 2 * MOST_IN_LOOP, f"{len(judged)} reports of {len(seen.pods)} pods"
 
 
 def watch_and_plan(seen: Seen) -> None:
