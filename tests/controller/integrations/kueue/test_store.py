@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from controller.counted_work import count_lines
 from controller.integrations.kueue.test_integration import admitted
-from elasticjob_operator.integrations.kueue.store import Store
+from controller.integrations.kueue.test_quota import JOB, condition
+from elasticjob_operator.integrations.kueue.store import MOST_KEPT_BYTES, Store
+from elasticjob_operator.integrations.kueue.values import Workload
 
 
 def workload_of(number: int) -> dict[str, Any]:
@@ -63,3 +68,66 @@ def test_a_workload_without_its_owner_is_no_jobs_any_more() -> None:
     identity = {name: metadata[name] for name in ("namespace", "name", "uid", "resourceVersion")}
     store.apply_workload("MODIFIED", {"metadata": identity})
     assert (woken, [key[1] for key in sorted(store.keys())]) == (["job-1"], ["job-0"])
+
+
+def stuffed(number: int, namespace: str, size: int = 100_000) -> dict[str, Any]:
+    """One that admits its job, with much in a condition."""
+    raw = workload_of(number)
+    long = {**condition("Anybody's"), "message": "x" * size}
+    status = {**raw["status"], "conditions": [*raw["status"]["conditions"], long]}
+    return {**raw, "metadata": {**raw["metadata"], "namespace": namespace}, "status": status}
+
+
+def look(store: Store, number: int, namespace: str) -> Workload:
+    job = replace(JOB, namespace=namespace, name=f"job-{number}", uid=f"job-{number}")
+    (found,) = store.workloads(job)
+    return found
+
+
+def weigh(store: Store, namespace: str, count: int) -> int:
+    """The characters of the conditions that are kept."""
+    found = (look(store, number, namespace) for number in range(count))
+    return sum(len(str(one.get("message", ""))) for workload in found for one in workload.conditions)
+
+
+def test_what_long_workloads_take_is_bounded_however_many_there_are() -> None:
+    """Whoever may write Workloads makes thousands, of jobs that need not exist; the operator keeps them all."""
+    store = Store(lambda key: None)
+    for number in range(2_000):
+        store.put_workload(stuffed(number, "evil"))
+    assert 0 < weigh(store, "evil", 2_000) <= MOST_KEPT_BYTES / 2
+    last = look(store, 1_999, "evil")
+    assert not last.is_admitted and not last.conditions
+    assert "other Workloads of the namespace" in last.message
+    assert look(store, 0, "evil").is_admitted
+    store.put_workload(stuffed(0, "modest"))
+    assert look(store, 0, "modest").is_admitted, "others have room"
+
+
+@pytest.mark.parametrize("goes", ["deleted", "lacking in a list"])
+def test_the_room_of_a_workload_that_goes_is_free_again(goes: str) -> None:
+    store, kept = Store(lambda key: None), list[int]()
+    for _ in range(3):
+        for number in range(500):
+            store.put_workload(stuffed(number, "team"))
+        kept.append(weigh(store, "team", 500))
+        if goes == "deleted":
+            for number in range(500):
+                store.apply_workload("DELETED", stuffed(number, "team"))
+        else:
+            store.replace_workloads([], "9999")
+        assert not store.keys()
+    assert kept[0] == kept[1] == kept[2] > 0
+
+
+def test_a_workload_that_has_become_short_leaves_its_room() -> None:
+    store = Store(lambda key: None)
+    for version in range(1_000):
+        raw = stuffed(0, "team", 100_000 if version % 2 else 1)
+        store.put_workload({**raw, "metadata": {**raw["metadata"], "resourceVersion": str(100 + version)}})
+        assert look(store, 0, "team").is_admitted, version
+
+
+def test_ordinary_workloads_need_no_room() -> None:
+    store, _ = fill(5_000)
+    assert look(store, 4_999, JOB.namespace).is_admitted
