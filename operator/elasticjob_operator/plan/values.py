@@ -99,14 +99,13 @@ class Seen:
         items = sum(len(pod.sizes) // 32 for pod in self.pods) + (len(self.quota.shares) // 8 if self.quota else 0)
         for agent in self.agents.values():
             state = agent.state
-            items += (len(state.shards) + len(state.signs)) // 8 + (
-                len(state.preflight.links) if state.preflight else 0
-            )
+            items += len(state.shards) // 8 + (len(state.preflight.links) if state.preflight else 0)
+            items += 2 * len(state.signs)  # each is a line that is cleaned
             texts += sum(
                 len(one.traceback or "") + len(one.message or "") for one in (state.failure, state.unsaved) if one
             )
         if self.job.spec is not None:
-            items += len(health_watch.rules_of(self.job.spec)) * len(self.agents) // 8
+            items += len(health_watch.rules_of(self.job.spec)) * len(self.agents) // 2
         return len(self.pods) + len(self.job.status.rendezvous.members) + texts // 256 + items
 
     def step_of(self, generation: int) -> int | None:
