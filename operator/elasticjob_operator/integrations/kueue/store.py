@@ -6,11 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.integrations.kueue.values import Flavor, Workload, observe_flavor, observe_workload
+from elasticjob_operator.hub import admission
+from elasticjob_operator.integrations.kueue.values import (
+    Flavor,
+    Workload,
+    observe_flavor,
+    observe_workload,
+    without_details,
+)
 from elasticjob_operator.kube.cache import is_older
 from elasticjob_operator.model.observe import Job
 
 Raw = Mapping[str, Any]
+
+KEPT_BYTES = 8 * 1024  # of a Workload, which is enough for those that we make: what is longer shares ...
+MOST_KEPT_BYTES = 64 * 2**20  # ... so many bytes of all Workloads, of which one namespace gets half
+NO_ROOM = (
+    "the operator has no room for a Workload of this size: delete other Workloads of the namespace, and then this one,"
+    " which is made anew"
+)
 
 
 class Store:
@@ -20,6 +34,7 @@ class Store:
         self._wake = wake
         self._workloads: dict[JobKey, dict[str, Workload]] = {}  # by name
         self._job_of: dict[tuple[str, str], JobKey] = {}  # by namespace and name
+        self._room = admission.Room(MOST_KEPT_BYTES)  # by namespace: bytes of long Workloads
         self.flavors: dict[str, Flavor] = {}
 
     def put_workload(self, raw: Raw) -> None:
@@ -35,6 +50,11 @@ class Store:
             return
         if before is not None and before.job != workload.job:
             self.drop_workload(namespace, before.name, before.uid)
+            before = None
+        if before is not None:
+            self._room.leave(namespace, _count_excess(before))
+        if (excess := _count_excess(workload)) and not self._room.enter(namespace, excess):
+            workload = without_details(workload, NO_ROOM)
         self._workloads.setdefault(key, {})[workload.name] = workload
         self._job_of[namespace, workload.name] = key
         self._wake(key)
@@ -48,7 +68,7 @@ class Store:
         if known is None or known.uid != uid:
             return
         key = self._job_of.pop((namespace, name))
-        del self._workloads[key][name]
+        self._room.leave(namespace, _count_excess(self._workloads[key].pop(name)))
         if not self._workloads[key]:
             del self._workloads[key]
         self._wake(key)
@@ -99,3 +119,7 @@ class Store:
     def _wake_all(self) -> None:
         for key in list(self._workloads):
             self._wake(key)
+
+
+def _count_excess(workload: Workload) -> int:
+    return max(0, workload.bytes_kept - KEPT_BYTES)

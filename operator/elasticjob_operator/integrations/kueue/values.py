@@ -3,7 +3,7 @@ where it matters: one that cannot be read is left out by whoever calls. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -20,6 +20,7 @@ MOST_MESSAGE = 1024  # characters of what is said about it, which becomes a cond
 # Of its conditions, amounts and updates, of which there are a few thousand bytes, or a multiple of that where a
 # pod asks for a thousand amounts, or Kueue names all flavors that do not fit.
 MOST_BYTES, MOST_VALUES = 128 * 1024, 2048
+_VALUE_BYTES = 64  # that Python needs for a value, beside its text
 MOST_FINALIZERS = 32  # who adds more keeps it from being gone with or without ours
 PLACEMENTS = frozenset({"required", "preferred", "unconstrained"})  # of a topology request
 _WHERE = "in its conditions, its containers' requests and its podSetUpdates: remove what is not Kueue's"
@@ -74,6 +75,7 @@ class Workload:
     requests: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)  # by container: resource → amount
     generation: int = 0
     conditions: tuple[Raw, ...] = field(default=(), compare=False)
+    bytes_kept: int = field(default=0, compare=False)  # about what its conditions, amounts and updates take in memory
 
     @property
     def covered(self) -> range:
@@ -174,16 +176,20 @@ def observe_workload(raw: Raw) -> Workload | None:
         generation=numerals.read_count(metadata.get("generation")) or 0,
         conditions=conditions,
     )
-    excess = _find_excess(conditions, grant, requests)
-    if not excess:
-        return workload
-    return replace(workload, is_admitted=False, message=excess, grant=None, requests={}, conditions=())
-
-
-def _find_excess(conditions: Sequence[Raw], grant: Grant | None, requests: Mapping[str, Mapping[str, Decimal]]) -> str:
-    """Why a Workload cannot be kept as it was written, and so admits nothing; "" where it can."""
     granted = [*grant.flavors, *grant.updates] if grant is not None else []
     size = bounds.measure([*conditions, *granted, requests], MOST_VALUES)
+    if excess := _find_excess(size):
+        return without_details(workload, excess)
+    return replace(workload, bytes_kept=size.bytes + _VALUE_BYTES * size.values)
+
+
+def without_details(workload: Workload, why: str) -> Workload:
+    """What remains of one that cannot be kept as it was written, and so admits nothing."""
+    return replace(workload, is_admitted=False, message=why, grant=None, requests={}, conditions=(), bytes_kept=0)
+
+
+def _find_excess(size: bounds.Size) -> str:
+    """Why a Workload cannot be kept as it was written; "" where it can."""
     if size.values > MOST_VALUES:
         return f"the Workload has more than {MOST_VALUES} values {_WHERE}"
     return f"the Workload has {size.bytes} bytes, of at most {MOST_BYTES}, {_WHERE}" if size.bytes > MOST_BYTES else ""
