@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,7 @@ async def test_a_mistake_of_ours_with_one_job_is_none_with_the_others(
     assert "evil/digits: cannot share the pool; this is a bug" in caplog.text
 
 
-PARTS: Mapping[str, Callable[[], Any]] = {
-    "the sizes that it may have": lambda: rounds.find_sizes,
-    "how fast it is at each": lambda: rounds.measure,
-    "what its status keeps": lambda: rounds.keep,
-}
-
-
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["find_sizes", "measure", "keep"])
 async def test_a_job_that_cannot_be_computed_with_leaves_the_others_theirs(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +144,7 @@ async def test_a_job_that_cannot_be_computed_with_leaves_the_others_theirs(
     cache, bad = make_cache(), raw_job("job-2")
     bad["metadata"] |= {"namespace": "evil"}
     cache.put_job(bad)
-    original, calls = PARTS[part](), 0
+    original, calls = getattr(rounds, part), 0
 
     def poisoned(*args: Any) -> Any:
         nonlocal calls
@@ -161,7 +153,7 @@ async def test_a_job_that_cannot_be_computed_with_leaves_the_others_theirs(
             raise ArithmeticError("a mistake")
         return original(*args)
 
-    monkeypatch.setattr(rounds, original.__name__, poisoned)
+    monkeypatch.setattr(rounds, part, poisoned)
     assert await find_reason(cache, tmp_path) == STARTS
     assert calls >= 2
     assert "evil/digits: cannot share the pool; this is a bug" in caplog.text
