@@ -1,8 +1,8 @@
 """Random losses in sessions on a device, by the tests' model of NCCL: every step must be that of an undisturbed run.
 
-A story is made from a seed alone: a kind of script, the points at which ranks die, whether a rank joins, how soon the
-others hear of a loss, and for each communicator what its end is like: who notices first, whether the abort is slow,
-what it leaves in the buffers, whether the destroy raises or hangs.
+A story is made from a seed alone: a kind of script, the points at which ranks die, whether a rank joins, how soon and
+in which order the others hear of a loss, and for the communicator of each rank what its end is like: whether its
+watchdog notices first, whether the abort is slow, what it leaves in the buffers, whether the destroy raises or hangs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chaos.trials import Report
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
-KINDS = ("plain", "accumulate", "scaler", "two", "virtual", "groups", "hsdp", "copies", "gan")
+KINDS = ("plain", "accumulate", "scaler", "two", "virtual", "groups", "hsdp", "copies", "gan", "closure", "stranger")
 LAST = 30  # steps; an epoch has 20
 
 
@@ -32,6 +32,7 @@ class Story:
     kills: tuple[str, ...]  # see `device_program`
     joins_after: int | None  # step
     tell_after: float
+    tell_apart: float  # see `FakeAgent`
 
 
 def plan(seed: int) -> Story:
@@ -46,13 +47,14 @@ def plan(seed: int) -> Story:
         generation = 1 + number + (joins is not None)
         points = ["forward", "backward", "applied"] + (["micro"] if kind == "accumulate" else [])
         points = ["forward", "halfway"] if kind == "gan" else points
-        points = ["forward"] if sharded else points  # what the script writes of a sharded step needs all ranks
+        # What the script writes of a sharded step needs all ranks, and a closure is one point.
+        points = ["forward"] if sharded or kind == "closure" else points
         point = "entering" if number == 0 and joins is not None and chance.random() < 0.6 else chance.choice(points)
         members = size - number + (joins is not None)
         at = chance.randrange(8) if point == "entering" else step
         kills.append(f"{at}:{chance.randrange(members)}:{generation}:{point}")
         step += chance.randrange(2, 6)
-    return Story(kind, size, tuple(kills), joins, chance.choice((0.05, 0.2, 0.5)))
+    return Story(kind, size, tuple(kills), joins, chance.choice((0.05, 0.2, 0.5)), chance.choice((0.0, 0.3, -0.3)))
 
 
 def check(rows: Sequence[Mapping[str, Any]], right: Mapping[int, float], exactly: bool) -> list[str]:
@@ -89,7 +91,7 @@ def run_trial(seed: int, folder: Path, references: References) -> list[str]:
     story = plan(seed)
     variables = {"KIND": story.kind, "LAST": str(LAST), "KILL": ",".join(story.kills), "FAKE_NCCL": f"draw={seed}"}
     agent = FakeAgent(PROGRAMS / "device_program.py", folder / f"device-{seed}", **variables, DEVICE="1")
-    agent.tell_after = story.tell_after
+    agent.tell_after, agent.tell_apart = story.tell_after, story.tell_apart
     try:
         with agent:
             agent.start(story.size)

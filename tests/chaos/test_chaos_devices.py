@@ -9,6 +9,7 @@ import pytest
 
 from chaos.devices import KINDS, References, check, plan, run_trial
 from torch_features import needs_fsdp_on_cpu
+from worker import fake_nccl
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -26,6 +27,21 @@ def test_the_stories_differ_and_have_everything() -> None:
     assert points == {"forward", "micro", "backward", "applied", "halfway", "entering"}
     assert len(set(stories)) > 150
     assert {len(one.kills) for one in stories} == {1, 2}
+    assert {(one.tell_apart > 0, one.tell_apart < 0) for one in stories} == {
+        (False, False),
+        (True, False),
+        (False, True),
+    }
+
+
+def test_each_rank_draws_the_end_of_its_own_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_nccl.VARIABLE, "draw=3")
+    found = []
+    for rank in range(20):
+        monkeypatch.setenv("RANK", str(rank))
+        found.append(fake_nccl.Wants.read())
+    assert {one.notices for one in found} == {-1.0, 0.0, 0.3}, "one rank notices before another"
+    assert {one.abort for one in found} == {0.0, 5.0}
 
 
 RIGHT = {0: 1.0, 1: 2.0}

@@ -27,7 +27,8 @@ from worker.warm_pods import WarmProcess
 class FakeAgent:
     """One agent for all ranks, each of which counts as a pod."""
 
-    tell_after = 0.2  # seconds from the death of a rank until the others hear of it
+    tell_after = 0.2  # seconds from the death of a rank until the first of the others hears of it ...
+    tell_apart = 0.0  # ... and from one to the next, in the order of the ranks, or if negative from the last one on
 
     def __init__(self, program: Path, folder: Path, **variables: str) -> None:
         self.generation = 0
@@ -132,9 +133,16 @@ class FakeAgent:
 
     def _send(self, message: dict[str, Any]) -> None:
         pids = {one.pid for one in self.living}
-        for peer in self._server.peers(control.SESSION):
-            if peer.pid in pids:
-                peer.send(message)
+        peers = sorted(self._server.peers(control.SESSION), key=lambda one: self._order(one.pid))
+        for number, peer in enumerate(one for one in peers if one.pid in pids):
+            if number:
+                time.sleep(abs(self.tell_apart))
+            peer.send(message)
+
+    def _order(self, pid: int) -> int:
+        ranks = [one.pid for one in self.ranks]
+        place = ranks.index(pid) if pid in ranks else len(ranks)
+        return -place if self.tell_apart < 0 else place
 
     def _begin(self) -> None:
         self.generation += 1

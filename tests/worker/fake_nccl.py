@@ -67,8 +67,8 @@ class Wants:
     def read(cls) -> Wants:
         given = dict(one.split("=") for one in os.environ.get(VARIABLE, "").split(",") if one)
         if "draw" in given:
-            world = (os.environ.get(name, "") for name in (env.POD_NAME, env.GENERATION))
-            return cls.draw(random.Random(" ".join([given["draw"], *world])))
+            here = (os.environ.get(name, "") for name in (env.POD_NAME, "RANK", env.GENERATION))
+            return cls.draw(random.Random(" ".join([given["draw"], *here])))
         kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 

@@ -1,8 +1,9 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection,
-evaluate, fsdp, hsdp, copies, schedule), SCHEDULE (where a scheduler steps in a step: first, middle or last), WHERE (the
-model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a block of its own), LAST
+evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
+does not have the first of two optimizers), SCHEDULE (where a scheduler steps in a step: first, middle or last), WHERE
+(the model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a block of its own), LAST
 (step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas
 between several: forward, micro, backward, applied, halfway, between, message, or entering, with the number of a message
 instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or all_to_all; or what
@@ -145,7 +146,7 @@ class Script:
         if KIND == "evaluate":
             self.model = torch.nn.Sequential(self.passes, *self.model)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
-        parts = [body, head] if KIND in ("two", *IN_TURN) else [self.model]
+        parts = [body, head] if KIND in ("two", "stranger", *IN_TURN) else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
         options: dict[str, Any] = {"virtual": {"virtual_ranks": 6}, "accumulate": {"micro_batch_size": 4}}.get(KIND, {})
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
@@ -158,13 +159,14 @@ class Script:
         if KIND == "gan-scalers":
             self.scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=7) for _ in parts]
             extras |= {"scaler": self.scalers[0], "scaler_of_head": self.scalers[1]}
-        given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[0]}
+        given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[-1 if KIND == "stranger" else 0]}
         if KIND in SHARDED:
             given = {"build": self.build, **SHARDED[KIND]}
         if KIND == "schedule":
             rates: dict[str, Any] = {"max_lr": 0.2, "total_steps": 60}
             self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizers[0], **rates)
             extras["scheduler"] = self.scheduler
+        self.compiled: Callable[[], object] | None = None
         self.connections: list[socket.socket] = []
         on_world = {"groups": self.enter, "connection": self.connect}.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
@@ -215,6 +217,9 @@ class Script:
         if KIND == "twice":
             self.step_twice(inputs, targets)
             return
+        if KIND == "closure":
+            self.optimizers[0].step(lambda: self.compute(inputs, targets))
+            return
         self.schedule("first")
         loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
         here = (session.committed + 1, session.rank, session.generation)
@@ -237,7 +242,7 @@ class Script:
             self.scaler.update()
         else:
             for one in self.optimizers:
-                one.step()
+                self.apply(one)
                 die_here(*here, "applied")
                 time.sleep(float(os.environ.get("REST", "0")) if here[0] == 12 else 0)
         if KIND == "schedule":
@@ -250,6 +255,19 @@ class Script:
         if KIND == "evaluate" and WHERE == "step":
             die_here(*here, "between")
             self.call_model()
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        if KIND == "compiled" and self.compiled is None:
+            self.compiled = torch.compile(optimizer.step, backend="eager")
+        (self.compiled or optimizer.step)()
+
+    def compute(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """A closure of an optimizer."""
+        self.optimizers[0].zero_grad()
+        loss = torch.nn.functional.mse_loss(self.session.model(inputs), targets)
+        die_here(self.session.committed + 1, self.session.rank, self.session.generation, "forward")
+        self.session.backward(loss)
+        return loss.item()
 
     def schedule(self, place: str) -> None:
         if KIND == "schedule" and os.environ["SCHEDULE"] == place:

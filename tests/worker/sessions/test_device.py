@@ -64,6 +64,15 @@ def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: An
     check(norms, undisturbed(kind), exactly=kind == "virtual")
 
 
+@pytest.mark.parametrize("kind", ["closure", "compiled", "stranger"])
+@together
+def test_no_optimizer_applies_what_was_not_reduced(tmp_path: Path, undisturbed: Any, kind: str) -> None:
+    """One that makes its gradients itself, one that is compiled, and one that the session was not given."""
+    agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+
+
 @together
 def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
