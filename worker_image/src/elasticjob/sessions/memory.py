@@ -74,6 +74,13 @@ class Memory:
         """Whether this optimizer is kept from world to world."""
         return optimizer is self.model_state.optimizer or any(one is optimizer for one in self._extras.values())
 
+    def is_trained_by(self, stranger: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer that is not kept trains the model by itself, and not as a part of one that is kept."""
+        if self._is_applying or self.knows(stranger):
+            return False
+        mine = {id(parameter) for parameter in self.model_state.model.parameters()}
+        return any(id(one) in mine for group in stranger.param_groups for one in group["params"])
+
     def begin(self) -> None:
         self._is_applying = False
         self._calls = dict.fromkeys(self._calls, 0)

@@ -40,8 +40,8 @@ def hook(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
         if is_real:
             after(optimizer, *given)
 
-    optimizer.register_step_pre_hook(begin)
-    optimizer.register_step_post_hook(end)
+    optimizer.register_step_pre_hook(optimizers.untraced(begin))
+    optimizer.register_step_post_hook(optimizers.untraced(end))
 
 
 class ModelState(Protocol):

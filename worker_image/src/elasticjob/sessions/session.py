@@ -42,7 +42,7 @@ from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
-from elasticjob.torchcompat import waits
+from elasticjob.torchcompat import optimizers, waits
 
 logger = logging.getLogger("elasticjob")
 
@@ -89,6 +89,9 @@ class Session:
     `on_world(session)` is called on all ranks of each new world, before training starts: the place to create objects
     that belong to one world, such as a `Checkpointer`. If `session.committed` is -1 there, no rank has a state: load
     the checkpoint, and set `session.committed` to the number of its last step.
+
+    On CUDA devices, this was seen for minutes, on single devices that several ranks shared: never over NVLink or
+    InfiniBand, and not in whole pods.
 
     Raises ConfigurationError if the arguments do not fit together, or if this process has a session already, or has had
     one: its agent tells one session of the worlds.
@@ -159,6 +162,7 @@ class Session:
         self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
             waits.tell(self._note)
+            self._forget_strangers = optimizers.hook_all(self._begin_stranger, self._end_stranger)
             if self._is_replicated:
                 self.model.register_forward_pre_hook(self._begin_pass)
         # Shards need a group even with one rank, and so does what `on_world` creates.
@@ -427,6 +431,8 @@ class Session:
         Raises StepsDifferError if other ranks make further steps, unless an exception ends the script anyway.
         """
         self._adviser.close()
+        if self._worlds.can_change:
+            self._forget_strangers()
         if self._closed or not dist.is_initialized():
             return
         error = sys.exc_info()[1]  # which ends the script, or so it seems
@@ -471,6 +477,16 @@ class Session:
         if self._fence.is_open and self._is_replicated and not makes_them and not has_gradients([optimizer]):
             self._fence.is_empty = True
         self._memory.note_applying(optimizer, makes_them)
+
+    def _begin_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer that the session was not given does not apply what was not reduced either."""
+        if self._fence.is_open and self._memory.is_trained_by(optimizer):
+            self._worlds.interrupter.allowed = False
+            self._fence.begin_applying(self._agree)
+
+    def _end_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._fence.is_open and self._memory.is_trained_by(optimizer):
+            self._fence.end_applying()
 
     def _agree(self) -> None:
         if self._model_state.has_copies and self._worlds.can_change:
@@ -544,9 +560,9 @@ class Session:
         """Call `on_world`, for example to load a checkpoint."""
         if self._is_virtual:
             fixed = not self._worlds.can_change
-            optimizers = [self.optimizer, *self._further]
+            known = [self.optimizer, *self._further]
             self._memory.virtual = VirtualRanks(
-                self.model, self.sampler, growth=self._growth, send=fixed, optimizers=optimizers
+                self.model, self.sampler, growth=self._growth, send=fixed, optimizers=known
             )
             self._memory.virtual.hold = self._fence.hold
         elif self._is_replicated:

@@ -6,10 +6,11 @@ example in `get_optimizer_state_dict`: for plain SGD, which never has a state, e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elasticjob.torchcompat.probe import Probe, find
 
@@ -33,6 +34,32 @@ class BeforeScaledStep(torch.optim.Optimizer):
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:
         self.__dict__[_HANDLES_SCALE] = value
+
+
+def untraced(function: Callable[..., None]) -> Callable[..., None]:
+    """This function, into which `torch.compile` of a step does not trace.
+
+    What it looks up would be looked up before the graph begins that it waits for, and what it notes noted after it.
+    """
+    try:
+        found: Callable[..., None] = torch.compiler.disable(function)
+    except ImportError:  # of the compiler
+        return function
+    return found
+
+
+def hook_all(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    """Call these around each step of any optimizer of the process, until what is returned is called."""
+    handles = [
+        register_optimizer_step_pre_hook(untraced(before)),
+        register_optimizer_step_post_hook(untraced(after)),
+    ]
+
+    def remove() -> None:
+        for one in handles:
+            one.remove()
+
+    return remove
 
 
 def fills_state(optimizer: torch.optim.Optimizer) -> bool:
