@@ -64,7 +64,7 @@ def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: An
     check(norms, undisturbed(kind), exactly=kind == "virtual")
 
 
-@pytest.mark.parametrize("kind", ["closure", "compiled", "stranger"])
+@pytest.mark.parametrize("kind", [pytest.param("closure", marks=pytest.mark.long), "compiled", "stranger"])
 @together
 def test_no_optimizer_applies_what_was_not_reduced(tmp_path: Path, undisturbed: Any, kind: str) -> None:
     """One that makes its gradients itself, one that is compiled, and one that the session was not given."""

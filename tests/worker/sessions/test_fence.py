@@ -152,6 +152,7 @@ def test_a_scaler_needs_a_permission_of_its_own_for_what_was_reduced_since_the_l
         world.fence.skip()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in torch's compiler
 def test_the_questions_about_a_compiled_step_are_asked_and_not_traced() -> None:
     """Traced, whether a member is lost would be looked up before the graph that waits for the device begins."""
     traced: list[bool] = []
