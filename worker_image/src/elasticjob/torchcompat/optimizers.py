@@ -42,7 +42,7 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
     What it looks up would be looked up before the graph begins that it waits for, and what it notes noted after it.
     """
     try:
-        found: Callable[..., None] = torch.compiler.disable(function)
+        found: Callable[..., None] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     except ImportError:  # of the compiler
         return function
     return found
