@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from controller.hub_fixture import FAST, RunningHub, running_hub
-from elasticjob_operator.hub import frames, handshake
-from hostile_agents import Door, connecting
+from controller.hub_fixture import FAST, RunningHub, eventually, running_hub
+from elasticjob_operator.hub import auth, frames, handshake
+from hostile_agents import Door, Peer, connecting
 
 
 class Ticks:
@@ -79,3 +80,71 @@ async def test_the_frames_of_a_few_pods_are_parsed_in_one_iteration(monkeypatch:
         counting.cancel()
     assert ticks.seen and max(ticks.seen.values()) <= handshake.WORDS_A_TURN
     assert running.hub.counts["closed:rate"] == 20
+
+
+LONG_STATE = '{"v":1,"type":"state","state":{"phase":"ready","address":"%s","shards":[' + ",".join(["17"] * 2000) + "]}}"
+PING = b"\x89\x80\0\0\0\0"
+
+
+async def by_namespace(token: str, address: str) -> auth.Identity | auth.Refusal:
+    """Authenticates tokens of the form `<namespace>/<pod>`."""
+    namespace, _, pod = token.partition("/")
+    return auth.Identity(namespace, pod, f"uid-{namespace}-{pod}", "job")
+
+
+async def enter(stack: AsyncExitStack, running: RunningHub, token: str) -> Peer:
+    peer = await stack.enter_async_context(connecting(Door("127.0.0.1", running.port)))
+    assert await peer.upgrade(token) == 101
+    await peer.hello()
+    return peer
+
+
+def write_state(peer: Peer, namespace: str) -> None:
+    payload = (LONG_STATE % namespace).encode()
+    peer.writer.write(bytes([0x81, 0xFE]) + len(payload).to_bytes(2, "big") + bytes(4) + payload)
+
+
+async def test_what_the_pods_of_one_namespace_say_at_once_keeps_no_other_namespace_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    decode = frames.decode
+
+    def recorded(data: str | bytes) -> Any:
+        if len(data) > frames.LONG:
+            order.append("nice" if "nice" in str(data) else "evil")
+        return decode(data)
+
+    monkeypatch.setattr(frames, "decode", recorded)
+    settings = replace(FAST, timeout_min=60)
+    async with running_hub(settings, authenticate=by_namespace) as running, AsyncExitStack() as stack:
+        evil = [await enter(stack, running, f"evil/{i}") for i in range(40)]
+        nice = await enter(stack, running, "nice/0")
+        for peer in evil * 2:
+            write_state(peer, "evil")
+        write_state(nice, "nice")
+        await eventually(lambda: len(order) == 81)
+    assert order.index("nice") < 20
+
+
+async def test_a_pod_whose_message_waits_for_those_of_others_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a world fails, all of its pods have a traceback to tell. They ping meanwhile, as ever."""
+    decode = frames.decode
+
+    def slow(data: str | bytes) -> Any:
+        if len(data) > frames.LONG:
+            time.sleep(0.02)  # as long as an iteration takes that has other work too
+        return decode(data)
+
+    monkeypatch.setattr(frames, "decode", slow)
+    async with running_hub(authenticate=by_namespace) as running, AsyncExitStack() as stack:
+        peers = [await enter(stack, running, f"nice/{i}") for i in range(100)]
+        for peer in peers:
+            write_state(peer, "nice")
+        counts = running.hub.counts
+        async with asyncio.timeout(50):
+            while counts["message:state"] < len(peers) and not counts["lost:silent"]:
+                for peer in peers:
+                    peer.writer.write(PING)
+                await asyncio.sleep(0.1)
+        assert not counts["lost:silent"] and running.hub.connections == len(peers)
