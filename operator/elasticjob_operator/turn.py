@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
+from collections import deque
 from typing import Final
 
 SECONDS: Final = 0.01
@@ -44,11 +45,30 @@ async def pause() -> None:
 
 
 class Line:
-    """Each of those who `wait` goes on in an iteration of the event loop of its own."""
+    """Each of those who `wait` goes on in an iteration of the event loop of its own; their groups take turns."""
 
     def __init__(self) -> None:
-        self._first = asyncio.Lock()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the group with the next turn is first
+        self._moves = False
 
-    async def wait(self) -> None:
-        async with self._first:
-            await asyncio.sleep(0)
+    async def wait(self, group: str) -> None:
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.setdefault(group, deque()).append(turn)
+        if not self._moves:
+            self._moves = True
+            loop.call_soon(self._next)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting:
+            group = next(iter(self._waiting))
+            same = self._waiting.pop(group)
+            first = same.popleft()
+            if same:
+                self._waiting[group] = same
+            if not first.done():  # a task that was cancelled waits no more
+                first.set_result(None)
+                asyncio.get_running_loop().call_soon(self._next)
+                return
+        self._moves = False

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from elasticjob_operator import ratelimit, turn
+from elasticjob_operator import ratelimit
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import frames, limits
 
@@ -59,16 +59,17 @@ class Connection:
     """The transport of one agent. It does not know about jobs."""
 
     __slots__ = (
+        "_arrived",
         "_asked",
         "_bucket",
         "_bytes",
         "_heard",
-        "_line",
         "_sent",
         "_settings",
         "_sizes",
         "_stuck_since",
         "_transport",
+        "_wait_in_line",
         "close_reason",
         "heartbeat",
         "size",
@@ -83,11 +84,11 @@ class Connection:
         now: float,
         bucket: ratelimit.Bucket,
         bytes_bucket: ratelimit.Bucket,
-        line: turn.Line,
+        wait_in_line: Callable[[], Awaitable[None]],
     ) -> None:
         """The buckets, of messages and of bytes, are the pod's: a reconnect does not refill them.
 
-        In the line, which is the hub's, long messages wait.
+        In the line, which is the hub's, a long message waits for those of others.
         """
         self.ws = web.WebSocketResponse(
             timeout=settings.close_seconds,
@@ -103,7 +104,8 @@ class Connection:
         self.close_reason: CloseReason | None = None  # set once the hub has closed the connection
         self.size = 0  # of the last message
         self._transport: asyncio.WriteTransport | None = None
-        self._heard = now
+        self._heard = now  # when the last frame was read
+        self._arrived = now  # when the last bytes came: they may wait until those of others have been read
         self._asked = 0.0  # when the hub has sent its last ping
         self._sent: wire.Directive | None = None
         self._sizes = False  # whether the agent supports sizes instead of members
@@ -111,7 +113,7 @@ class Connection:
         self._settings = settings
         self._bucket = bucket
         self._bytes = bytes_bucket
-        self._line = line
+        self._wait_in_line = wait_in_line
 
     async def open(self, request: web.BaseRequest) -> None:
         await self.ws.prepare(request)
@@ -137,7 +139,11 @@ class Connection:
 
     def is_silent(self, now: float) -> bool:
         """Whether the peer has not been heard for so long that it must be disconnected."""
-        return now - self._heard > self.timeout
+        return now - self._last_heard > self.timeout
+
+    @property
+    def _last_heard(self) -> float:
+        return max(self._heard, self._arrived)
 
     def is_slow(self, now: float) -> bool:
         """Whether bytes have waited for the peer so long that it must be disconnected. A call is also a measurement."""
@@ -152,7 +158,8 @@ class Connection:
     def is_quiet(self, now: float) -> bool:
         """Whether the peer has not been heard for a while, and should be asked."""
         quiet = limits.answer_seconds(self.timeout)
-        return self._heard <= now - quiet and self._asked <= max(self._heard, now - self.timeout)
+        heard = self._last_heard
+        return heard <= now - quiet and self._asked <= max(heard, now - self.timeout)
 
     async def ask(self, now: float) -> float:
         """Ping the peer; return the seconds until `is_mute` holds if it does not answer."""
@@ -163,11 +170,11 @@ class Connection:
 
     def is_mute(self, now: float) -> bool:
         """Whether the peer has not answered the hub's last ping in time."""
-        return self._heard < self._asked and self._mute_at() <= now
+        return self._last_heard < self._asked and self._mute_at() <= now
 
     def _mute_at(self) -> float:
         answer = limits.answer_seconds(self.timeout)
-        return max(self._asked + answer, self._heard + 2 * answer)
+        return max(self._asked + answer, self._last_heard + 2 * answer)
 
     async def receive_hello(self) -> wire.Hello | CloseReason | None:
         """The first message, which must be `hello`; a reason to close if it is not, or is late."""
@@ -209,13 +216,14 @@ class Connection:
                 return _malformed(frames.Problem("malformed", "message: must be a text frame"))
             self.size = len(frame.data)
             if self.size > frames.LONG:
-                await self._line.wait()
+                await self._wait_in_line()
             return self._decode(frame.data)
 
     def may_arrive(self, size: int) -> bool:
         """Whether so many more bytes may be read, whatever frames they are: empty fragments are never a message."""
         rate, burst = limits.bytes_allowed(self._settings)
-        return self._bytes.take(rate, burst, asyncio.get_running_loop().time(), size)
+        self._arrived = asyncio.get_running_loop().time()
+        return self._bytes.take(rate, burst, self._arrived, size)
 
     async def _read(self) -> WSMessage | None:
         """The next frame; None at the end."""

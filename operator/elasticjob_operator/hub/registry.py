@@ -7,6 +7,7 @@ sweep checks all for silence; neither waits for a single agent.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ class AgentRegistry:
         self._unsent: dict[AgentEntry, None] = {}
         self._send_now = asyncio.Event()
         self._measure_at = 0.0  # when the sweep looks at unsent bytes again
-        self._line = turn.Line()  # of long messages
+        self._line = turn.Line()  # of long messages, by namespace
         self._closing: dict[connection.Connection, None] = {}
         self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = admission.Room(settings.max_pending, settings.agent_greed)
@@ -120,7 +121,8 @@ class AgentRegistry:
             return auth.Refusal(503, "busy; try again")
         if not entry.placed:
             entry.placed = self.places.enter(identity.namespace)
-        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages, entry.bytes, self._line)
+        wait_in_line = functools.partial(self._line.wait, identity.namespace)
+        entry.pending = connection.Connection(settings, heartbeat, now, entry.messages, entry.bytes, wait_in_line)
         return entry.pending
 
     def settle(self, link: connection.Connection, identity: auth.Identity, *, stays: bool) -> bool:
