@@ -37,6 +37,7 @@ class AgentEntry:
         "notes",
         "pending",
         "placed",
+        "unread",
         "wanted",
     )
 
@@ -49,6 +50,7 @@ class AgentEntry:
         self.placed = False  # whether it holds one of the limited slots for agents
         self.wanted: wire.Directive | None = None
         self.excess: dict[str, int] = {}  # bytes that its last messages have more than each pod may
+        self.unread = 0  # bytes of long directives that it has yet to read
         self.asks = False  # whether to ping it: its peers wait, and it is quiet
         # The buckets belong to the pod, not to a connection, so a reconnect does not refill them.
         self.connects = ratelimit.Bucket(settings.connect_burst, now)

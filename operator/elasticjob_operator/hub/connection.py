@@ -70,6 +70,7 @@ class Connection:
         "_stuck_since",
         "_transport",
         "_wait_in_line",
+        "carrier",
         "close_reason",
         "heartbeat",
         "size",
@@ -104,6 +105,7 @@ class Connection:
         self.close_reason: CloseReason | None = None  # set once the hub has closed the connection
         self.size = 0  # of the last message
         self._transport: asyncio.WriteTransport | None = None
+        self.carrier: asyncio.WriteTransport | None = None  # of its TLS, which passes on what it is given at once
         self._heard = now  # when the last frame was read
         self._arrived = now  # when the last bytes came: they may wait until those of others have been read
         self._asked = 0.0  # when the hub has sent its last ping
@@ -135,7 +137,10 @@ class Connection:
         """The number of bytes that wait for the peer to read."""
         if self._transport is None or self._transport.is_closing():
             return 0  # a closed TLS transport raises an error here
-        return self._transport.get_write_buffer_size()
+        size = self._transport.get_write_buffer_size()
+        if self.carrier is not None and self.carrier is not self._transport:
+            size += self.carrier.get_write_buffer_size()
+        return size
 
     def is_silent(self, now: float) -> bool:
         """Whether the peer has not been heard for so long that it must be disconnected."""
@@ -252,6 +257,10 @@ class Connection:
         """Whether this directive has been sent on the current connection."""
         return frames.same(self._sent, directive)
 
+    def measure(self, directive: wire.Directive, encoder: frames.DirectiveEncoder) -> int:
+        """About how many bytes `direct` would write."""
+        return encoder.measure(directive, sizes=self._sizes)
+
     async def direct(self, directive: wire.Directive, encoder: frames.DirectiveEncoder) -> None:
         await self.send(encoder.encode(directive, sizes=self._sizes))
         self._sent = directive
@@ -264,7 +273,7 @@ class Connection:
         """Send the reason and a close frame. The connection ends soon even if the peer does not reply."""
         self.mark_over(close_reason)
         with contextlib.suppress(ConnectionError):
-            if self.is_full:
+            if self.unsent() > self._settings.kept_bytes:  # nobody counts them any more
                 self.abort()
             if close_reason.error is not None:
                 error = wire.Error(code=close_reason.error.code, message=close_reason.error.message)

@@ -109,6 +109,10 @@ class DirectiveEncoder:
         self._members: tuple[wire.Member, ...] | None = None
         self._listed = self._sizes = b""
 
+    def measure(self, directive: wire.Directive, *, sizes: bool = False) -> int:
+        """About how many bytes a frame has; 0 for those that are never long."""
+        return len(self._list(directive.members, sizes)) if isinstance(directive, wire.World) else 0
+
     def encode(self, directive: wire.Directive, *, sizes: bool = False) -> bytes:
         """The frame; with `sizes` for an agent that supports these instead of members."""
         if not isinstance(directive, wire.World):

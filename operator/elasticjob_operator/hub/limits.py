@@ -44,6 +44,7 @@ class HubSettings:
     slow_seconds: float = 10.0  # unsent bytes for this long mean that the peer does not read
     kept_bytes: int = 8 * 1024  # of the last message of each kind of a pod: what is longer shares ...
     max_kept_bytes: int = 24 * 1024 * 1024  # ... so many bytes of all pods, of which one namespace gets half
+    max_unread_bytes: int = 24 * 1024 * 1024  # of long worlds that agents have yet to read, shared in the same way
     close_seconds: float = 1.0  # time for a peer to reply to a close frame
 
 

@@ -11,6 +11,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from elasticjob_operator import text, turn
 from elasticjob_operator.api import wire
@@ -20,6 +21,8 @@ from elasticjob_operator.hub.agents import AgentEntry, JobAgents
 from elasticjob_operator.model import observe
 
 logger = logging.getLogger(__name__)
+
+_AGAIN_SECONDS: Final = 0.02  # until long directives that were put off are tried again
 
 
 class AgentRegistry:
@@ -32,6 +35,8 @@ class AgentRegistry:
         self._jobs: dict[JobKey, JobAgents] = {}
         self._links: dict[connection.Connection, AgentEntry] = {}  # connections that have sent hello
         self._unsent: dict[AgentEntry, None] = {}
+        self._unread: dict[AgentEntry, None] = {}  # agents for which long directives wait
+        self._put_off: dict[str, dict[AgentEntry, None]] = {}  # others, whose directives wait for room, by namespace
         self._send_now = asyncio.Event()
         self._measure_at = 0.0  # when the sweep looks at unsent bytes again
         self._line = turn.Line()  # of long messages, by namespace
@@ -39,6 +44,7 @@ class AgentRegistry:
         self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = admission.Room(settings.max_pending, settings.agent_greed)
         self.kept = admission.Room(settings.max_kept_bytes)  # by namespace: bytes of long messages that are kept
+        self.unread = admission.Room(settings.max_unread_bytes)  # by namespace: bytes of long directives, see `_unread`
         self.closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
 
@@ -79,12 +85,13 @@ class AgentRegistry:
         entry = self._jobs[job].forget(uid) if job in self._jobs else None
         if entry is None:
             return
-        self._unsent.pop(entry, None)
+        self._forget_unsent(entry)
         self._abandon_pending(entry)
         if entry.link is not None:
             link, entry.link = entry.link, None
             self._links.pop(link, None)
             self._dismiss(link, connection.CloseReason("gone", connection.CLOSE_GOING_AWAY))
+            self._count_unread(entry)
         self._give_place_back(entry)
         for kind in list(entry.excess):
             self._may_keep(entry, kind, 0)
@@ -246,7 +253,8 @@ class AgentRegistry:
             return
         entry.link = None
         self._give_place_back(entry)
-        self._unsent.pop(entry, None)
+        self._forget_unsent(entry)
+        self._count_unread(entry)
         entry.job.set_lost(entry, lost_by, self._clock())
         self.counts[f"lost:{lost_by}"] += 1
         self._wake(entry.job.key)
@@ -323,6 +331,9 @@ class AgentRegistry:
             return
         if link.has_sent(directive) or link.is_full:
             return  # the sweep retries if the buffer is full
+        if not self._may_write(entry, _measure(entry)):
+            self._put_off_until_room(entry)
+            return
         try:
             await link.direct(directive, entry.job.encoder)
             self.counts["directives"] += 1
@@ -330,6 +341,57 @@ class AgentRegistry:
             pass  # its handler detects that
         except Exception:
             logger.exception("could not send a directive")
+        self._count_unread(entry)
+
+    def _may_write(self, entry: AgentEntry, size: int) -> bool:
+        """Whether the namespace has room for so many bytes more that its agents have not read yet.
+
+        Most directives are short, and agents read them at once. Those that list a world for each of its pods are not,
+        and what waits for those that do not read would grow with the square of their number.
+        """
+        if size <= self._settings.kept_bytes:
+            return True
+        if not self.unread.enter(entry.job.key[0], size):
+            return False
+        entry.unread += size
+        self._unread[entry] = None
+        return True
+
+    def _count_unread(self, entry: AgentEntry) -> None:
+        """Give back the room for what the agent has read, or will never read."""
+        left = 0 if entry.link is None else min(entry.unread, entry.link.unsent())
+        if left != entry.unread:
+            self.unread.leave(entry.job.key[0], entry.unread - left)
+            entry.unread = left
+        if not left:
+            self._unread.pop(entry, None)
+
+    def _put_off_until_room(self, entry: AgentEntry) -> None:
+        if not self._put_off:
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send_put_off)
+        self._put_off.setdefault(entry.job.key[0], {})[entry] = None
+
+    def _send_put_off(self) -> None:
+        """Send as many of the long directives that were put off as there is room for now."""
+        for entry in list(self._unread):
+            self._count_unread(entry)
+        waiting, self._put_off = self._put_off, {}
+        for namespace, entries in waiting.items():
+            size = 0
+            while entries:
+                entry = next(iter(entries))
+                size += _measure(entry)
+                if not self.unread.has_room(namespace, size):
+                    self._put_off[namespace] = entries
+                    break
+                del entries[entry]
+                self.send_soon(entry)
+        if self._put_off:
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send_put_off)
+
+    def _forget_unsent(self, entry: AgentEntry) -> None:
+        self._unsent.pop(entry, None)
+        self._put_off.get(entry.job.key[0], {}).pop(entry, None)
 
     def sweep(self, now: float, *, judge: bool) -> None:
         """Check all connections for silence, and sometimes for unsent bytes. `judge`: false if the hub itself slept."""
@@ -342,11 +404,19 @@ class AgentRegistry:
         for link, failure in failed.items() if judge else ():
             self.leave(link, "silent")
             self._abort(link, connection.CloseReason(failure, connection.CLOSE_GOING_AWAY))
+        for entry in list(self._unread):
+            self._count_unread(entry)
         for job in list(self._jobs.values()):
             if job.progress_waits:
                 self._wake_for_progress(job)
             if judge:
                 self._ask_quiet(job, now)
+
+
+def _measure(entry: AgentEntry) -> int:
+    """About how many bytes the entry's directive has, if that is long."""
+    link, directive = entry.link, entry.wanted
+    return 0 if link is None or directive is None else link.measure(directive, entry.job.encoder)
 
 
 def _now() -> float:

@@ -91,6 +91,7 @@ class Hub:
             "pending": known.pending,
             "agents": known.places,
             "kept": known.kept,
+            "unread": known.unread,
         }
         sockets = {"newcomers": (self.pending_sockets, self._settings.max_pending_sockets)}
         return sockets | {name: (len(room), room.capacity) for name, room in rooms.items()}
@@ -174,6 +175,7 @@ class Hub:
         identity, link = admitted
         if visitor is not None:
             visitor.meter = functools.partial(self._measure, link, identity)
+            link.carrier = visitor.raw
         hello: wire.Hello | connection.CloseReason | None = None
         try:
             await link.open(request)

@@ -82,7 +82,9 @@ async def test_the_frames_of_a_few_pods_are_parsed_in_one_iteration(monkeypatch:
     assert running.hub.counts["closed:rate"] == 20
 
 
-LONG_STATE = '{"v":1,"type":"state","state":{"phase":"ready","address":"%s","shards":[' + ",".join(["17"] * 2000) + "]}}"
+LONG_STATE = (
+    '{"v":1,"type":"state","state":{"phase":"ready","address":"%s","shards":[' + ",".join(["17"] * 2000) + "]}}"
+)
 PING = b"\x89\x80\0\0\0\0"
 
 
