@@ -390,6 +390,7 @@ class DeafAgent:
 
     def __enter__(self) -> DeafAgent:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1000)  # the hub's end then has little room, too
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -408,6 +409,11 @@ class DeafAgent:
         hello = wire.Hello(agent="deaf", state=wire.AgentState(phase=wire.AgentPhase.RUNNING))
         await self.frame(1, hello.model_dump_json(by_alias=True, exclude_none=True).encode())
 
+    async def read(self) -> None:
+        """A little of what has come, after all."""
+        with contextlib.suppress(ConnectionError):
+            await asyncio.get_running_loop().sock_recv(self._socket, 4096)
+
     async def frame(self, opcode: int, payload: bytes) -> None:
         size = bytes([0x80 | len(payload)]) if len(payload) < 126 else struct.pack("!BH", 0x80 | 126, len(payload))
         data = bytes([0x80 | opcode]) + size + b"\0\0\0\0" + payload
@@ -421,7 +427,8 @@ def big_world(generation: int) -> wire.World:
 
 async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
     settings = replace(FAST, slow_seconds=1.0, timeout_min=5.0, max_buffer_bytes=64 * 1024)
-    async with running_hub(settings) as running, seated(running, "digits-worker-1") as calm:
+    # The heartbeat is half the patience of this client, in a test in which worlds of 3,000 members are read in between.
+    async with running_hub(settings) as running, seated(running, "digits-worker-1", heartbeat=2.0) as calm:
         with DeafAgent(running.port) as deaf:
             await deaf.connect("digits/digits-worker-0")
             await eventually(lambda: running.hub.connections == 2)
@@ -436,6 +443,31 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> N
             assert running.hub.counts["closed:slow"] == 1
             assert running.hub.agents(JOB)[UID].lost_by == "silent"
             assert running.hub.counts["directives"] < 2 * generation, "what it cannot take is not queued"
+
+
+async def test_an_agent_that_reads_is_not_cut_off_however_much_waits_for_it() -> None:
+    """The hub has more to say than the agent can take, so something is left whenever the hub looks."""
+    settings = replace(FAST, slow_seconds=2.0, timeout_min=60.0, max_buffer_bytes=64 * 1024)
+    async with running_hub(settings) as running:
+        with DeafAgent(running.port) as slow:
+            await slow.connect("digits/digits-worker-0")
+            await eventually(lambda: running.hub.connections == 1)
+
+            async def read_slowly() -> None:
+                while True:
+                    await slow.read()
+                    await asyncio.sleep(0.005)
+
+            reading = asyncio.create_task(read_slowly())
+            world, generation, loop = big_world(1), 0, asyncio.get_running_loop()
+            until = loop.time() + 3 * settings.slow_seconds
+            while loop.time() < until and running.hub.connections == 1:
+                generation += 1
+                running.hub.direct(JOB, {UID: world.model_copy(update={"generation": generation})})
+                await asyncio.sleep(0.01)
+            reading.cancel()
+            assert running.hub.counts["closed:slow"] == 0 and running.hub.connections == 1
+            assert 1 < running.hub.counts["directives"] < generation, "it takes some of them, and not all"
 
 
 # --- time ------------------------------------------------------------------------------------------------
