@@ -68,8 +68,10 @@ class Connection:
         "_settings",
         "_sizes",
         "_stuck_since",
+        "_taken",
         "_transport",
         "_wait_in_line",
+        "_written",
         "carrier",
         "close_reason",
         "heartbeat",
@@ -111,7 +113,9 @@ class Connection:
         self._asked = 0.0  # when the hub has sent its last ping
         self._sent: wire.Directive | None = None
         self._sizes = False  # whether the agent supports sizes instead of members
-        self._stuck_since: float | None = None  # since when unsent bytes wait for the peer to read
+        self._written = 0  # bytes of frames
+        self._taken = 0  # of these, at the last measurement
+        self._stuck_since: float | None = None  # since when the peer has taken none of those that wait for it
         self._settings = settings
         self._bucket = bucket
         self._bytes = bytes_bucket
@@ -151,10 +155,16 @@ class Connection:
         return max(self._heard, self._arrived)
 
     def is_slow(self, now: float) -> bool:
-        """Whether bytes have waited for the peer so long that it must be disconnected. A call is also a measurement."""
-        if self.unsent() == 0:
+        """Whether the peer has taken nothing of what waits for it for so long that it must be disconnected.
+
+        A call is also a measurement.
+        """
+        unsent = self.unsent()
+        taken, before = self._written - unsent, self._taken
+        self._taken = taken
+        if unsent == 0:
             self._stuck_since = None
-        elif self._stuck_since is None:
+        elif self._stuck_since is None or taken > before:
             self._stuck_since = now
         return self._stuck_since is not None and now - self._stuck_since > self._settings.slow_seconds
 
@@ -251,6 +261,7 @@ class Connection:
 
     async def send(self, frame: bytes) -> None:
         """Write the frame to the socket's buffer; returns at once."""
+        self._written += len(frame)
         await self.ws.send_frame(frame, WSMsgType.TEXT)
 
     def has_sent(self, directive: wire.Directive) -> bool:

@@ -41,7 +41,7 @@ class HubSettings:
     max_connections: int = 20_000
     agent_greed: float = 9.0  # one namespace alone may have 90 % of the agents, and of the pending ones: `admission`
     max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it must wait
-    slow_seconds: float = 10.0  # unsent bytes for this long mean that the peer does not read
+    slow_seconds: float = 10.0  # in which a peer takes none of its unsent bytes mean that it does not read
     kept_bytes: int = 8 * 1024  # of the last message of each kind of a pod: what is longer shares ...
     max_kept_bytes: int = 24 * 1024 * 1024  # ... so many bytes of all pods, of which one namespace gets half
     max_unread_bytes: int = 24 * 1024 * 1024  # of long worlds that agents have yet to read, shared in the same way
