@@ -171,3 +171,21 @@ def make_deep(folder: Path) -> None:
     os.write(file, b"a part of the model")
     os.close(file)
     os.close(where)
+
+
+def make_levels(folder: Path, count: int) -> Path:
+    """A folder that lies so many levels deeper, and all on the way there. `pathlib` would call itself for each."""
+    for _ in range(count):
+        folder = folder / "d"
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def remove_levels(folder: Path, count: int) -> None:
+    """For the end of a test: whoever clears its directory away calls itself for each level, too."""
+    for levels in range(count, 0, -1):
+        place = folder.joinpath(*["d"] * levels)
+        for path in place.iterdir() if place.is_dir() else ():
+            path.unlink()
+        if place.is_dir():
+            place.rmdir()

@@ -14,6 +14,7 @@ import pytest
 from elasticjob.peers import folder, records
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.records import CHUNK_BYTES
+from worker.peers import gang as gangs
 
 
 def make_zip(path: Path) -> None:
@@ -113,6 +114,23 @@ def test_a_folder_is_restored_where_the_script_has_put_something_else(tmp_path: 
     folder.restore(root, "best/deep/model.bin", recorded["best/deep/model.bin"], chunks.__getitem__)
     assert (root / "best/deep/model.bin").read_bytes() == b"best/deep"
     assert (root / "step-2/deep/model.bin").read_bytes() == b"step-2/deep", "nothing is written through a link"
+
+
+@pytest.mark.parametrize("levels", [2, 1500])
+def test_a_file_is_restored_in_the_place_of_a_folder(tmp_path: Path, levels: int) -> None:
+    root = tmp_path / "files"
+    root.mkdir()
+    (root / "best").write_bytes(b"a model")
+    recorded = record(root)
+    (root / "best").unlink()
+    (root / "best").mkdir()
+    try:
+        (gangs.make_levels(root / "best", levels) / "part.bin").write_bytes(b"a part")
+        (root / "best" / "here").symlink_to(tmp_path)
+        folder.restore(root, "best", recorded["best"], {digest_of(b"a model"): b"a model"}.__getitem__)
+        assert (root / "best").read_bytes() == b"a model" and tmp_path.is_dir()
+    finally:
+        gangs.remove_levels(root / "best", levels)
 
 
 def test_a_link_to_a_full_path_inside_is_recorded_like_a_relative_one(tmp_path: Path) -> None:

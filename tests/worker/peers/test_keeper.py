@@ -401,3 +401,35 @@ def test_a_save_with_a_path_that_nobody_can_read_is_no_save(gang: Gang, caplog: 
     assert "step-1" in caplog.text, "it is told"
     assert gang.enter(first, second) == [True, True], "nor does it keep its pod from other saves"
     shutil.rmtree(first.path / "step-1", ignore_errors=True)
+
+
+def test_a_save_may_have_more_levels_than_python_calls_itself(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    third = gang.pod()
+    levels = 1500
+    try:
+        gang.enter(first, second)
+        deep = gangs.make_levels(first.path, levels) / "model.bin"
+        deep.write_bytes(b"far down")
+        gang.await_kept(first, 1)
+        (third.path / "d").mkdir()
+        (third.path / "d" / "old.bin").write_bytes(b"from before")
+        gang.enter(second, third)
+        assert (third.path / deep.relative_to(first.path)).read_bytes() == b"far down"
+        assert not (third.path / "d" / "old.bin").exists()
+        gang.close()
+    finally:
+        for pod in (first, second, third):
+            gangs.remove_levels(pod.path, levels)
+
+
+def test_a_damaged_file_keeps_no_pod_from_other_saves(gang: Gang) -> None:
+    first, second = gang.pod(), gang.pod()
+    gang.enter(first, second)
+    head = b"[" * 100_000
+    (first.path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    (first.path / "a.pt").write_bytes(b"1")
+    gang.await_kept(first, 1)
+    third = gang.pod()
+    gang.enter(second, third)
+    assert third.read() == {"a.pt": b"1"}
