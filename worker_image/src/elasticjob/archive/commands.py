@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -17,7 +17,7 @@ from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import Storage, StoreError
 from elasticjob.archive.writing import GoneError, Leader, OverError, Sender
-from elasticjob.peers import folder
+from elasticjob.peers import folder, tree
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.folder import UnfitError
 from elasticjob.peers.records import File, Record
@@ -60,12 +60,17 @@ def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
             folder.restore(part, path, file, fetch)
         part.rename(target)
     except UnfitError as error:
-        shutil.rmtree(part, ignore_errors=True)
+        _clear(part)
         raise CommandError(f"{target} cannot have {error}: name a folder on another file system") from None
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        _clear(part)
         raise
     return save
+
+
+def _clear(part: Path) -> None:
+    with contextlib.suppress(OSError):
+        tree.remove(os.fspath(part))
 
 
 def push(storage: Storage, source: Path, step: int | None = None) -> Save:

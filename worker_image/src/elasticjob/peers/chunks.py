@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from elasticjob.peers import records
+from elasticjob.peers import records, tree
 from elasticjob.peers.records import Record
 
 _MEASURE_SECONDS: Final = 1.0  # between two looks at the size of all files
@@ -141,7 +141,7 @@ def _find_named(kept: Sequence[Record]) -> frozenset[str]:
 def _size_of(folder: Path) -> int:
     """Bytes of all files below a folder."""
     total = 0
-    for where, _, names in os.walk(folder):
+    for where, names in tree.walk(os.fspath(folder), lambda _: None):
         for name in names:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(where, name)).st_size  # noqa: PTH118 - of many files

@@ -6,13 +6,13 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Final
 
+from elasticjob.peers import tree
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.records import CHUNK_BYTES, File, entry_of
 from elasticjob.peers.watch import Stat
@@ -36,20 +36,13 @@ def scan(root: Path) -> dict[str, Stat]:
         if error.errno == errno.ENAMETOOLONG:
             found[Path(error.filename).relative_to(root).as_posix()] = UNREADABLE
 
-    for where, folders, names in os.walk(root, onerror=note):
-        for name in (*names, *(one for one in folders if _is_link(Path(where, one)))):
+    for where, names in tree.walk(os.fspath(root), note):
+        for name in names:
             path = Path(where, name)
             stat = scan_one(path)
             if stat is not None:
                 found[path.relative_to(root).as_posix()] = stat
     return found
-
-
-def _is_link(path: Path) -> bool:
-    try:
-        return path.is_symlink()
-    except OSError:  # its path is too long, so that `os.walk` cannot enter it
-        return False
 
 
 def scan_one(path: Path) -> Stat | None:
@@ -142,7 +135,7 @@ def is_cut_off(path: Path) -> bool:
             return path.stat().st_size < 8 + length + int(max(ends, default=0))
     except OSError:  # it is gone
         return False
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return path.suffix == ".safetensors"
 
 
@@ -195,7 +188,7 @@ def _restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -
     target = root / path
     _make_folders(root, target.parent)
     if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
+        tree.remove(os.fspath(target))
     part = root / f"{_MARK}{os.getpid()}"
     part.unlink(missing_ok=True)
     try:
@@ -227,7 +220,7 @@ def remove_all_but(root: Path, kept: Container[str]) -> None:
     for path, stat in scan(root).items():
         if path not in kept and stat != UNREADABLE:
             (root / path).unlink(missing_ok=True)
-    for where, _, _ in os.walk(root, topdown=False):
+    for where in reversed([where for where, _ in tree.walk(os.fspath(root), lambda _: None)]):
         if Path(where) != root:
             with contextlib.suppress(OSError):
                 Path(where).rmdir()
