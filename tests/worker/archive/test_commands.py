@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -125,3 +129,24 @@ def test_a_file_that_changes_is_not_sent(
     assert cli.main(["archive", "push", storage.url, str(source)]) == 1
     assert "is not in this" in capsys.readouterr().err
     assert not reading.find_saves(storage)
+
+
+def put_manifest(storage: Storage, number: int, said: Mapping[str, object]) -> None:
+    data = gzip.compress(json.dumps(said).encode())
+    storage.put(f"{layout.SAVES}/{layout.name_save((0, number), data)}", data)
+
+
+def test_what_an_archive_of_somebody_else_says_commands_no_terminal(storage: Storage) -> None:
+    """In a process of its own, whose log nobody else shows."""
+    evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\u202e\x9b2J"
+    record = {"generation": 0, "number": 1, "shared": False, "files": {}}
+    good = {"version": 1, "job": "j", "step": 7, "time": evil, "objects": [], "record": record}
+    put_manifest(storage, 1, good)
+    put_manifest(storage, 2, {**good, "version": evil * 1000})
+    put_manifest(storage, 3, {**good, "record": {**record, "number": 3, "files": {f"a{evil}": ["wrong"]}}})
+    command = [sys.executable, "-m", "elasticjob", "archive", "list", storage.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.startswith("step 7, 0 files, 0 bytes, ") and len(done.stdout.splitlines()) == 1
+    assert "is of version" in done.stderr and "no file" in done.stderr
+    for text in (done.stdout, done.stderr):
+        assert all(letter.isprintable() for letter in text.replace("\n", "")) and len(text) < 5000

@@ -1,4 +1,4 @@
-"""What lies below a folder, however deep: `os.walk` and `shutil.rmtree` call themselves for each level in old Pythons."""
+"""What lies below a folder, however deep. In older Pythons, `os.walk` and `rmtree` call themselves for each level."""
 
 from __future__ import annotations
 
