@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.folder import UnfitError
 from elasticjob.peers.records import File, Record
 
+_MOST_TOLD: Final = 1000  # characters of a line
 _PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
 
 
@@ -110,6 +112,29 @@ def push(storage: Storage, source: Path, step: int | None = None) -> Save:
     return leader.save(Record(0, 1, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
 
 
+def _printable(text: str) -> str:
+    """What an archive of somebody else says, in one line that no terminal obeys."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_MOST_TOLD])
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _printable(super().format(record))
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """What is logged is for the user."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(message)s"))
+    logger = logging.getLogger("elasticjob")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     parser = argparse.ArgumentParser(
@@ -129,14 +154,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         storage = Storage(given.url, given.credentials)
-        if given.command == "list":
-            found = [save for _, save in reading.find_saves(storage)]
-        else:
-            found = [(pull if given.command == "pull" else push)(storage, given.folder, given.step)]
+        with _telling():
+            if given.command == "list":
+                found = [save for _, save in reading.find_saves(storage)]
+            else:
+                found = [(pull if given.command == "pull" else push)(storage, given.folder, given.step)]
     except (CommandError, DamagedError, GoneError, OverError, StoreError, OSError) as error:
-        sys.stderr.write(f"elasticjob archive: {error}\n")
+        sys.stderr.write(_printable(f"elasticjob archive: {error}") + "\n")
         return 1
     for save in found:
         step = "unknown step" if save.step is None else f"step {save.step}"
-        sys.stdout.write(f"{step}, {len(save.record.files)} files, {save.total} bytes, {save.time}\n")
+        files = len(save.record.files)
+        sys.stdout.write(_printable(f"{step}, {files} files, {save.total} bytes, {save.time}") + "\n")
     return 0
