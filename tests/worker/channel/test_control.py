@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -168,3 +169,22 @@ time.sleep(60)
         worker.kill()
         worker.wait()
         server.close()
+
+
+def test_a_socket_that_takes_nobody_holds_up_no_agent() -> None:
+    """Another user of the machine can put one beside those of agents, where they share a folder."""
+    with tempfile.TemporaryDirectory(prefix="ej-") as folder, contextlib.ExitStack() as stack:
+        place = Path(folder, "elasticjob-agent-other")
+        place.mkdir()
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(place / "control"))
+        listener.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                visitor = stack.enter_context(socket.socket(socket.AF_UNIX))
+                visitor.setblocking(False)
+                visitor.connect(str(place / "control"))
+        looking = threading.Thread(target=control.remove_stale, args=(Path(folder),), daemon=True)
+        looking.start()
+        looking.join(20)
+        assert not looking.is_alive() and place.exists()
