@@ -88,6 +88,7 @@ def remove_stale(where: Path) -> None:
     """Remove the folders of killed agents. A pid is not enough: a shared folder may serve several pid namespaces."""
     for path in where.glob(f"{_PREFIX}*/control"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)  # somebody's socket may take nobody
             try:
                 if path.is_socket():
                     with _address(str(path)) as address:
