@@ -77,6 +77,21 @@ def test_a_link_inside_of_the_folder_travels_as_a_file(tmp_path: Path) -> None:
     assert [file.content for file in bundle.files if file.path == "b.txt"] == [b"x"]
 
 
+def test_a_folder_of_any_depth_is_refused_by_name(tmp_path: Path) -> None:
+    """`os.walk` calls itself for each level in Python 3.11."""
+    levels, place = 1500, tmp_path
+    try:
+        for _ in range(levels):
+            place = place / "d"
+            place.mkdir()
+        with pytest.raises(CodeError, match=r"more than 100 levels deep: choose the folder of the code alone"):
+            read_code(tmp_path)
+    finally:
+        for _ in range(levels):
+            place.rmdir()
+            place = place.parent
+
+
 def test_the_digest_is_of_paths_modes_and_contents() -> None:
     def digest(*files: File, requirements: str | None = None) -> str:
         return Bundle(files, requirements).digest
