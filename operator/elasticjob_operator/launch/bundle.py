@@ -25,6 +25,7 @@ WAYS_OUT: Final = (
     "leave out what the job does not need (--exclude), build it into the image, clone it with git in an init "
     "container, or mount a PersistentVolumeClaim"
 )
+_MOST_LEVELS: Final = 100
 _MOST_SEEN: Final = 20_000  # files of a folder that is obviously the wrong one
 
 
@@ -179,6 +180,10 @@ def _walk(folder: Path) -> Iterator[Path]:
 
     for place, folders, names in os.walk(folder, onerror=fail):
         here = Path(place)
+        if len(here.relative_to(folder).parts) > _MOST_LEVELS:
+            raise CodeError(
+                f"{folder}: has folders more than {_MOST_LEVELS} levels deep: choose the folder of the code alone"
+            )
         folders[:] = sorted(f for f in folders if not _stays_behind(f) and not (here / f / "pyvenv.cfg").exists())
         linked = [f for f in folders if (here / f).is_symlink()]
         if linked:
