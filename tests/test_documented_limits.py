@@ -66,6 +66,7 @@ LIMITS = {
     "bytes of a line of a log": logs.MOST_LINE,
     "files of a code folder": bundle.MOST_FILES,
     "bytes of a code folder": bundle.MOST_BYTES,
+    "levels of a code folder": bundle.MOST_LEVELS,
     "spans that wait for a collector of traces": otlp.MOST_WAITING,
     "events of a span": tracing.MOST_NOTES,
     "events of all spans that have not ended": tracing.MOST_IN_ALL,

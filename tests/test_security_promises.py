@@ -68,6 +68,9 @@ def test_the_limits_are_those_of_the_hub() -> None:
         f" once more for each {one.message_bytes_per_token >> 10} KiB |",
         f"| bytes of a pod's last messages, beyond {one.kept_bytes >> 10} KiB of each kind | ",
         f" KiB of each kind | {one.max_kept_bytes >> 20} MiB; a failure without room loses its traceback",
+        f"| bytes of worlds, in lists of more than {one.kept_bytes >> 10} KiB, that pods have yet to read | ",
+        f" that pods have yet to read | {one.max_unread_bytes >> 20} MiB; ",
+        f" a pod that takes nothing for {one.slow_seconds:.0f} s loses its connection |",
         f"| bytes, whatever frames they are | {burst / 1024:.0f} KiB per pod, then {rate / 1024:.0f} KiB per second |",
         f"| lines in the operator's log | {one.note_kib_burst:.0f} KiB per pod, then {one.note_kib_per_second} KiB ",
     ):

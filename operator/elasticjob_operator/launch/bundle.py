@@ -20,12 +20,12 @@ from elasticjob_operator.client.errors import ClientError
 
 MOST_BYTES: Final = 960 * 1024  # a ConfigMap holds 1 MiB
 MOST_FILES: Final = 256  # each is named in the template of every pod
+MOST_LEVELS: Final = 100  # of its folders
 REQUIREMENTS: Final = "requirements.txt"
 WAYS_OUT: Final = (
     "leave out what the job does not need (--exclude), build it into the image, clone it with git in an init "
     "container, or mount a PersistentVolumeClaim"
 )
-_MOST_LEVELS: Final = 100
 _MOST_SEEN: Final = 20_000  # files of a folder that is obviously the wrong one
 
 
@@ -180,9 +180,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
     for place, folders, names in os.walk(folder, onerror=fail):
         here = Path(place)
-        if len(here.relative_to(folder).parts) > _MOST_LEVELS:
+        if len(here.relative_to(folder).parts) > MOST_LEVELS:
             raise CodeError(
-                f"{folder}: has folders more than {_MOST_LEVELS} levels deep: choose the folder of the code alone"
+                f"{folder}: has folders more than {MOST_LEVELS} levels deep: choose the folder of the code alone"
             )
         folders[:] = sorted(f for f in folders if not _stays_behind(f) and not (here / f / "pyvenv.cfg").exists())
         linked = [f for f in folders if (here / f).is_symlink()]
