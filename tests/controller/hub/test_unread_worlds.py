@@ -39,6 +39,10 @@ def build_tls(*, on: bool) -> tuple[ssl.SSLContext, ssl.SSLContext] | tuple[None
     return certificates.server_context(bundle), ssl.create_default_context(cadata=bundle.trust.decode())
 
 
+def abort(peer: Peer) -> None:
+    peer.writer.transport.abort()
+
+
 async def enter_deaf(stack: AsyncExitStack, running: RunningHub, token: str, tls: ssl.SSLContext | None) -> Peer:
     """A pod that lists of members are sent to, over a socket that takes little, and that reads nothing more."""
     one = stack.enter_context(socket.socket())
@@ -48,7 +52,7 @@ async def enter_deaf(stack: AsyncExitStack, running: RunningHub, token: str, tls
     await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", running.port))
     name = None if tls is None else "127.0.0.1"
     peer = Peer(*await asyncio.open_connection(sock=one, limit=1024, ssl=tls, server_hostname=name))
-    stack.callback(peer.writer.transport.abort)
+    stack.callback(abort, peer)  # which keeps the peer: it would close the connection at its end
     assert await peer.upgrade(token) == 101
     await peer.hello()
     return peer
