@@ -38,6 +38,12 @@ def test_a_file_that_is_cut_off_is_recognised(name: str, make: object, tmp_path:
         assert folder.is_cut_off(path), size
 
 
+def test_a_head_that_is_nested_too_deep_is_damaged(tmp_path: Path) -> None:
+    path, head = tmp_path / "a.safetensors", b"[" * 100_000
+    path.write_bytes(struct.pack("<Q", len(head)) + head)
+    assert folder.is_cut_off(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"plain text", b"PK is no beginning", bytes(100)])
 def test_other_formats_do_not_tell(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.json"

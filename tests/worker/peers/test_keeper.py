@@ -421,15 +421,3 @@ def test_a_save_may_have_more_levels_than_python_calls_itself(gang: Gang) -> Non
     finally:
         for pod in (first, second, third):
             gangs.remove_levels(pod.path, levels)
-
-
-def test_a_damaged_file_keeps_no_pod_from_other_saves(gang: Gang) -> None:
-    first, second = gang.pod(), gang.pod()
-    gang.enter(first, second)
-    head = b"[" * 100_000
-    (first.path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
-    (first.path / "a.pt").write_bytes(b"1")
-    gang.await_kept(first, 1)
-    third = gang.pod()
-    gang.enter(second, third)
-    assert third.read() == {"a.pt": b"1"}
