@@ -184,13 +184,15 @@ def queue_operator(kueue: Admitter, operator_factory: Callable[..., OperatorProc
 def make_queues(queue_operator: OperatorProcess, cluster: Cluster, namespace: str) -> Iterator[Queues]:
     starts, before = queue_operator.starts, len(queue_operator.log)
     found = Queues(Jobs(cluster, namespace))
-    yield found
-    if queue_operator.process is None:
-        queue_operator.start()
-    found.clean()
-    said = queue_operator.log[before if queue_operator.starts == starts else 0 :]
-    print(f"the operator of this test said:\n{said[-8000:]}")  # pytest shows it where the test failed
-    assert "this is a bug" not in said, said[-4000:]
+    try:
+        yield found
+    finally:
+        if queue_operator.process is None:
+            queue_operator.start()
+        found.clean()
+        said = queue_operator.log[before if queue_operator.starts == starts else 0 :]
+        print(f"the operator of this test said:\n{said[-8000:]}")  # pytest shows it where the test failed
+        assert "this is a bug" not in said, said[-4000:]
 
 
 MAKERS.update(queues=make_queues)
