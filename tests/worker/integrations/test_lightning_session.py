@@ -32,9 +32,12 @@ FILES = {
     "lightning/pytorch/strategies/__init__.py": (
         "class SingleDeviceStrategy:\n"
         "    def __init__(self, device):\n        self.global_rank = 0\n"
+        "    def setup(self, trainer):\n        pass\n"
         "    def optimizer_step(self, optimizer, closure, model=None):\n        return closure()\n"
     ),
-    "lightning/pytorch/utilities/__init__.py": "def rank_zero_only(function):\n    return function\n",
+    "lightning/pytorch/utilities/__init__.py": (
+        "def rank_zero_only(function):\n    return function\nrank_zero_only.rank = 0\n"
+    ),
 }
 
 
@@ -62,6 +65,27 @@ def test_a_session_of_lightning_does_not_go_back(adapter: Any, monkeypatch: pyte
     )
     with pytest.raises(ConfigurationError, match=r"health\.compareEverySteps is not supported.*set it to 0"):
         strategy.process_dataloader(SimpleNamespace(batch_sampler=make_sampler()))
+
+
+def test_a_second_fit_is_refused_before_it_begins(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob.sessions.session._has_been", True)
+    with pytest.raises(
+        ConfigurationError, match=r"second fit\(\).*elastic_arguments\(\), callbacks=\[ElasticJobCallback"
+    ):
+        adapter.SessionStrategy("cpu").setup(SimpleNamespace(training=True))
+    adapter.SessionStrategy("cpu").setup(SimpleNamespace(training=False))  # test(), for example
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_writes_after_the_training_too(adapter: Any, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """`trainer.save_checkpoint(...)` after `fit`: the session has left its world, and says rank 0 everywhere."""
+    strategy = adapter.SessionStrategy("cpu")
+    strategy._steps = SimpleNamespace()
+    strategy._on_world(SimpleNamespace(rank=rank, committed=0))
+    strategy.session = SimpleNamespace(rank=0)
+    assert strategy.is_global_zero is (rank == 0)
+    monkeypatch.setattr("elasticjob.sessions.session._has_been", True)
+    assert adapter.SessionStrategy("cpu").is_global_zero is (rank == 0), "of a Trainer for test()"
 
 
 def make_sampler(**more: Any) -> ElasticDistributedSampler:
