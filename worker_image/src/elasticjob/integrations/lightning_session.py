@@ -29,7 +29,7 @@ from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import ConfigurationError
 from elasticjob.integrations import versions
 from elasticjob.sessions.replicas import read_every
-from elasticjob.sessions.session import Session
+from elasticjob.sessions.session import Session, has_been
 
 if importlib.util.find_spec("lightning") is not None:
     versions.require("lightning")
@@ -55,6 +55,14 @@ else:  # the same package under its older name
     from pytorch_lightning.utilities import rank_zero_only  # type: ignore[import-not-found, no-redef, unused-ignore]
 
 _NOTHING = object()
+
+_ONE_FIT = (
+    "this process has trained in a session, and can do so only once: a pod that joins could not tell which fit() the"
+    " others are in. validate(), test() and predict() may follow. For a second fit(), restart at each change of the"
+    " world instead, with a folder of its own for the checkpoints of each fit: Trainer(**elastic_arguments(),"
+    " callbacks=[ElasticJobCallback(folder)]) of elasticjob.integrations.lightning. Or train in one fit(), in which"
+    " callbacks change the learning rate, the data or what is frozen, or in two jobs."
+)
 
 
 def session_arguments() -> dict[str, Any]:
@@ -152,6 +160,8 @@ class SessionStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
+        if has_been():  # a Trainer for test(), after the one that has trained
+            self.global_rank = rank_zero_only.rank
         self.session: Session | None = None
         self._trainer: Any = None
         self._steps: Steps | None = None
@@ -160,9 +170,12 @@ class SessionStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore
 
     @property
     def is_global_zero(self) -> bool:
-        return self.session is None or self.session.rank == 0
+        """Also after the training, when the world has been left."""
+        return bool(self.global_rank == 0)
 
     def setup(self, trainer: Any) -> None:
+        if trainer.training and has_been():
+            raise ConfigurationError(_ONE_FIT)
         self._trainer = trainer
         self._handler = signal.getsignal(signal.SIGTERM)
         super().setup(trainer)

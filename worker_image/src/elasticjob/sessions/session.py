@@ -68,6 +68,11 @@ _ONE = (
 _has_been = False  # a session with an agent
 
 
+def has_been() -> bool:
+    """Whether this process has had its only session."""
+    return _has_been
+
+
 class Session:
     """Everything in a training run that must survive a change of the world.
 
