@@ -31,7 +31,7 @@ def agree(memory: Memory) -> str:
         memory.agree(dist.group.WORLD)
     except ConfigurationError as error:
         return str(error)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return f"torch: {error}"
     return ""
 
@@ -46,3 +46,41 @@ memory, model, optimizer = make()
 if RANK == 0:
     optimizer.add_param_group({"params": model[0].parameters()})
 say("groups", agree(memory))
+
+
+class Observed(torch.nn.Module):
+    """The first pass, which a joiner has not made, gives its buffers their shapes."""
+
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, width)
+        self.register_buffer("low", torch.empty(0))
+        self.register_buffer("high", None)
+        self.register_buffer("rows", torch.zeros(1, 2))
+
+    def look(self) -> None:
+        self.low = torch.full((2,), -1.0)
+        self.high = torch.full((2,), 1.0)
+        self.rows = torch.cat([self.rows, torch.ones(2, 2)])
+
+
+def make_memory(model: torch.nn.Module, **extras: Any) -> Memory:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = Memory(ReplicatedModelState(model, optimizer, (lambda *_: None, lambda *_: None)), None, extras)
+    made.committed = 7 if RANK == 0 else -1
+    return made
+
+
+observed, average = Observed(), torch.optim.swa_utils.AveragedModel(Observed(), use_buffers=True)
+if RANK == 0:
+    observed.look()
+    average.module.look()
+memory = make_memory(observed, average=average)
+found = agree(memory)
+shapes = [None if one is None else list(one.shape) for one in (observed.low, observed.high, average.module.rows)]
+say("shapes of buffers", [found, shapes])
+say("shapes of parameters", agree(make_memory(Observed(width=2 - RANK))))
+more = Observed()
+if RANK == 0:
+    more.adapter = torch.nn.Linear(2, 1)
+say("parameters that are added", agree(make_memory(more)))

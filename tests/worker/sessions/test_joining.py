@@ -23,3 +23,14 @@ def test_it_ends_in_words_if_its_optimizer_lacks_a_group(joiner: Member) -> None
 def test_it_ends_in_words_if_its_learning_rates_would_differ(joiner: Member) -> None:
     assert "must not depend on the world, as len(loader) does" in joiner.results["schedule of the world"]
     assert joiner.results["schedule"] == "", "a table that is too short for some steps is no difference"
+
+
+def test_its_buffers_get_the_shapes_that_a_pass_has_given_those_of_the_others(joiner: Member) -> None:
+    """Observers of quantization, running statistics and banks of features; also of a module that is passed by name."""
+    assert joiner.results["shapes of buffers"] == ["", [[2], [2], [3, 2]]]
+
+
+def test_it_ends_in_words_if_its_parameters_have_other_shapes(joiner: Member) -> None:
+    found = joiner.results["shapes of parameters"]
+    assert found.startswith("'linear.weight' has the shape (1, 2) here, and (2, 2) on the ranks that train already")
+    assert "pass one batch through it" in found

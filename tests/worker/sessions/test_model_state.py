@@ -9,7 +9,7 @@ import torch
 from torch.distributed.algorithms.join import Join
 
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions.model_state import ReplicatedModelState
+from elasticjob.sessions.model_state import ReplicatedModelState, check_layers
 from elasticjob.torchcompat.wrappers import unwrap
 
 
@@ -51,3 +51,19 @@ def test_torchs_join_is_refused_in_words() -> None:
     model = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None)).model
     with pytest.raises(ConfigurationError, match="ElasticDistributedSampler"):
         Join([model])  # type: ignore[list-item]  # torch asks no more of it than this method
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LazyLinear(1), torch.nn.LazyBatchNorm1d(affine=False)])
+def test_a_lazy_layer_without_a_shape_is_refused_in_words(layer: torch.nn.Module) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
+    optimizer = torch.optim.SGD(module[0].parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"'1\.\w+' of a lazy module has no shape yet.*Pass one batch through"):
+        ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None))
+
+
+def test_synchronized_batch_norm_on_the_cpu_is_refused_in_words() -> None:
+    """torch runs it in a world of one rank, and raises in each larger one."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2))
+    with pytest.raises(ConfigurationError, match=r"'1' is a SyncBatchNorm.*virtual_ranks"):
+        check_layers(module)
+    check_layers(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))

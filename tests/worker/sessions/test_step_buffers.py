@@ -63,3 +63,16 @@ def test_what_follows_a_step_is_taken_back_without_it() -> None:
     buffers.take_back()
     assert (model.assigned.item(), model.changed.item()) == (1, 1)
     assert not buffers.is_unsure
+
+
+def test_a_buffer_that_gets_its_shape_in_the_broken_step() -> None:
+    """As those of torch's observers do, which resize them."""
+    model = torch.nn.Module()
+    model.register_buffer("low", torch.empty(0))
+    model.register_buffer("high", torch.zeros(1))
+    buffers = StepBuffers(model)
+    buffers.keep()
+    for one in model.buffers():
+        one.resize_(3).fill_(1.0)
+    buffers.take_back()
+    assert [one.tolist() for one in model.buffers()] == [[], [0.0]]
