@@ -310,6 +310,7 @@ RESET = Failure("", message="RuntimeError: Connection reset by peer", exit_code=
             [Failure("", exit_code=134, signal="SIGABRT"), Failure("", exit_code=1, message="ValueError: bad")], 1,
             id="nccl-watchdog",
         ),
+        pytest.param([RESET, Failure("", exit_code=134, signal="SIGABRT")], 1, id="gloo-aborts-one-and-others-lose-it"),
     ],
 )  # fmt: skip
 def test_first_failure(found: list[Failure], first: int) -> None:
@@ -355,6 +356,13 @@ def test_of_ranks_that_all_wait_the_one_that_is_behind_is_blamed(
     found = [classify.failure_of_agent(make_agent(i, "ready", 1), "node1", f, i) for i, f in enumerate(told)]
     failure = classify.first_failure(found)
     assert (failure.rank, failure.reason) == (blamed, reason)
+
+
+def test_an_abort_without_words_says_where_they_are() -> None:
+    told = wire.Failure(generation=1, rank=1, exit_code=134, signal="SIGABRT")
+    found = classify.failure_of_agent(make_agent(1, "ready", 1), "node1", told, 1)
+    assert "terminate called" in found.message and "collectives of different sizes" in found.message
+    assert classify.is_secondary(found), "an exception of another rank is still the cause"
 
 
 def test_failure_of_an_agent_reports_signals_as_exit_codes() -> None:
