@@ -166,6 +166,13 @@ def blame_of_pod(pod: Pod, node: Node | None, *, may_be_probed: bool = False) ->
     return Blame.INFRASTRUCTURE if pod.exit.code in _KILLED and not may_be_probed else Blame.USER
 
 
+_SILENT = "its workers failed; see the pod's log"
+_ABORTED = (
+    "native code has aborted the process (SIGABRT), and says why in the last lines of the pod's log, after 'terminate"
+    " called'. With gloo: ranks that call collectives of different sizes, or in another order"
+)
+
+
 def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Failure:
     """The failure of a worker process that an agent reported."""
     if failure.kind == wire.RESTART:
@@ -185,7 +192,7 @@ def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) 
         exit_code=code,
         reason=names.RANK_HUNG if failure.kind == wire.HANG else failure.signal or "WorkerFailed",
         signal=failure.signal or "",
-        message=failure.message or "its workers failed; see the pod's log",
+        message=failure.message or (_ABORTED if failure.signal == "SIGABRT" else _SILENT),
         traceback=errortext.shorten(errortext.clean(failure.traceback or "")),
         rank=failure.rank if failure.rank is not None else rank,
         waits=failure.waits,
@@ -312,7 +319,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
         if failure.signal in errortext.OWN_SIGNALS:
             return 0
         if is_secondary(failure):
-            return 3
+            return 3 if failure.signal == "SIGABRT" else 4  # gloo ends one process so, and the others lose it
         return 1 if failure.exit_code is not None else 2  # 2: reported by a process that did not exit because of it
 
     hung = [failure for failure in failures if failure.hung]

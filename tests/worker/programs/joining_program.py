@@ -81,6 +81,7 @@ shapes = [None if one is None else list(one.shape) for one in (observed.low, obs
 say("shapes of buffers", [found, shapes])
 say("shapes of parameters", agree(make_memory(Observed(width=2 - RANK))))
 more = Observed()
+memory = make_memory(more)
 if RANK == 0:
     more.adapter = torch.nn.Linear(2, 1)
-say("parameters that are added", agree(make_memory(more)))
+say("parameters that are added", agree(memory))

@@ -34,3 +34,8 @@ def test_it_ends_in_words_if_its_parameters_have_other_shapes(joiner: Member) ->
     found = joiner.results["shapes of parameters"]
     assert found.startswith("'linear.weight' has the shape (1, 2) here, and (2, 2) on the ranks that train already")
     assert "pass one batch through it" in found
+
+
+def test_it_ends_in_words_if_the_others_have_added_parameters(joiner: Member) -> None:
+    found = joiner.results["parameters that are added"]
+    assert found.startswith("the ranks that train already have 'adapter.weight' of the shape (1, 2)"), found

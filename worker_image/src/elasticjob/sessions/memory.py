@@ -19,7 +19,7 @@ from elasticjob.data import generators
 from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import recovery, schedules, transfer
+from elasticjob.sessions import recovery, schedules, shapes, transfer
 from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, check_groups
 from elasticjob.sessions.undo import Undo
 from elasticjob.torchcompat.optimizers import load_state
@@ -358,7 +358,10 @@ class Memory:
         for name, extra in self._extras.items():
             if _is_optimizer(extra):
                 check_groups(extra, value["extras"][name])
-            load_state(extra, value["extras"][name])
+            if isinstance(extra, torch.nn.Module):
+                shapes.load(extra, value["extras"][name])
+            else:
+                load_state(extra, value["extras"][name])
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
         self._position = value["position"]

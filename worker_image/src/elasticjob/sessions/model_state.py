@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob.errors import ConfigurationError
+from elasticjob.sessions import shapes
 from elasticjob.torchcompat import ddp as torch_ddp
 from elasticjob.torchcompat import optimizers, waits
 from elasticjob.torchcompat.wrappers import Transparent
@@ -139,6 +140,7 @@ def check_model(model: torch.nn.Module) -> None:
             "Session(model=...) got a DistributedDataParallel: it is bound to one world. Give it the plain module;"
             " session.model is the DDP of the present world."
         )
+    shapes.check_made(model)
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor":
             raise ConfigurationError(
@@ -146,6 +148,17 @@ def check_model(model: torch.nn.Module) -> None:
                 " function that makes model and optimizer anew in each world: Session(build=...). After a loss it goes"
                 " back to the last checkpoint, because a lost rank takes its shards with it; with copy_every=1 or"
                 " shards=... there are copies of them."
+            )
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    """Raises ConfigurationError for a layer that trains in a world of one rank only."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm) and all(one.device.type == "cpu" for one in model.parameters()):
+            raise ConfigurationError(
+                f"{name!r} is a SyncBatchNorm, and torch runs it on accelerators only: on CPUs each world of several"
+                " ranks ends in its first step. Use BatchNorm, whose statistics are of each rank's part of a batch;"
+                " with ElasticDistributedSampler(..., virtual_ranks=N) they are the same in worlds of any size."
             )
 
 
@@ -301,7 +314,7 @@ class ReplicatedModelState:
         return {"model": self._module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_part(self, value: dict[str, Any]) -> None:
-        self._module.load_state_dict(value["model"])
+        shapes.load(self._module, value["model"])
         optimizers.load_state(self.optimizer, value["optimizer"])
 
     def compared(self) -> dict[str, Any]:

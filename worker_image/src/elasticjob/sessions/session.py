@@ -36,7 +36,7 @@ from elasticjob.sessions.advice import Adviser, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
-from elasticjob.sessions.model_state import hook
+from elasticjob.sessions.model_state import check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, first_line
 from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
@@ -135,6 +135,8 @@ class Session:
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
         client = control.connect() if keeps_memory else None
+        if client is not None and model is not None:
+            check_layers(model)
         _has_been = client is not None
         kept = extras if growth is None else {**extras, "growth": growth}
         self._memory = Memory(self._model_state, sampler, kept, can_go_back=client is not None)

@@ -41,7 +41,7 @@ class StepBuffers:
     @torch.no_grad()
     def take_back(self) -> None:
         for (module, name), present, before in self._before or ():
-            present.copy_(before)
+            present.resize_(before.shape).copy_(before)  # an observer gets its shape in a pass
             if getattr(module, name) is not present:  # the forward pass has assigned another one
                 setattr(module, name, present)
         self.forget()
