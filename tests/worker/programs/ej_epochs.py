@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--interruptible", action="store_true", help="put the evaluation into such a block")
     parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in a step until this exists")
     parser.add_argument("--direct", action="store_true", help="read the loader without the session")
+    parser.add_argument("--other", action="store_true", help="read a loader with a sampler of its own from epoch 3 on")
     parser.add_argument("--from-zero", action="store_true", help="begin the loop with epoch 0, wherever the others are")
     parser.add_argument("--again", choices=["after", "beside"], help="create a second session, and where")
     args = parser.parse_args()
@@ -50,6 +51,8 @@ def main() -> None:
         note(ranks=count, epochs=epochs / count)
 
     for epoch in range(0 if args.from_zero else sampler.epoch, 10_000):
+        if args.other and epoch == 3:
+            loader = DataLoader(data, batch_sampler=ElasticDistributedSampler(data, global_batch_size=12))
         sampler.set_epoch(epoch)
         made = 0
         for (x,) in loader if args.direct else session.batches(loader):

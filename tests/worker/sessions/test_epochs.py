@@ -146,6 +146,17 @@ def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) ->
     assert not story.steps.read()
 
 
+def test_a_loader_with_a_sampler_of_its_own_is_refused(tmp_path: Path) -> None:
+    """A curriculum with a sampler for each phase: after a change, its shares are those of the world that made it."""
+    with FakeHub(size=1, max_size=1) as hub, Pods(tmp_path, hub.url) as pods:
+        story = Story(hub, pods, Steps(tmp_path / "out"), "--other")
+        story.start("a")
+        hub.wait_for(lambda: hub.restarts)
+        (pod,) = pods.pods.values()
+        assert "ConfigurationError: this loader has another ElasticDistributedSampler than the session" in pod.log
+    assert {line["epoch"] for line in story.steps.read()} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("where", ["after", "beside"])
 def test_a_second_session_is_refused(tmp_path: Path, where: str) -> None:
     """Folds of a cross-validation, one after the other: a later one stood still without a word. One beside the first
