@@ -215,6 +215,16 @@ def test_buffers_are_those_of_virtual_rank_0() -> None:
     assert model.total.item() == 7.0
 
 
+def test_a_buffer_that_gets_its_shape_in_a_step_is_refused_in_words() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("low", torch.empty(0))
+    buffers = SharedBuffers(model)
+    buffers.begin(first=True)
+    model.register_buffer("low", torch.ones(3))
+    with pytest.raises(ConfigurationError, match=r"'low' of Module.*\(0,\).*\(3,\).*one batch through the model"):
+        buffers.keep()
+
+
 def fact(**changes: Any) -> determinism.Facts:
     good = {"torch": "2.13", "device": "AVX2", "threads": 1, "deterministic": True, "benchmark": False, "cublas": True}
     return good | changes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -9,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from elasticjob.data.samplers import ElasticDistributedSampler
-from elasticjob.sessions.advice import judge_loader, judge_schedules
+from elasticjob.errors import ConfigurationError
+from elasticjob.sessions.advice import check_sampler, judge_loader, judge_schedules
 from worker.gang_helper import PROGRAMS, run_gang
 
 DATA = TensorDataset(torch.ones(8, 1))
@@ -56,6 +59,21 @@ def test_each_is_told_once_and_only_where_it_is() -> None:
 def test_loaders(loader: object, sampler: object, told: str) -> None:
     assert told in judge_loader(loader, sampler)
     assert bool(told) == bool(judge_loader(loader, sampler))
+
+
+@pytest.mark.parametrize(
+    ("loader", "sampler", "is_refused"),
+    [
+        pytest.param(DataLoader(DATA, batch_sampler=OWN), OWN, False, id="right"),
+        pytest.param(DataLoader(DATA, batch_sampler=OWN), copy.copy(OWN), True, id="another one"),
+        pytest.param(DataLoader(DATA, batch_sampler=OWN), None, True, id="not passed to the session"),
+        pytest.param(DataLoader(DATA, batch_sampler=OWN), object(), False, id="led by an object of the script's"),
+        pytest.param(DataLoader(DATA), OWN, False, id="no sampler of ours"),
+    ],
+)
+def test_samplers_of_loaders(loader: object, sampler: object, is_refused: bool) -> None:
+    with pytest.raises(ConfigurationError, match="sampler=sampler") if is_refused else contextlib.nullcontext():
+        check_sampler(loader, sampler)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.collectives import tree
+from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import versions
 
 SMALL = 1 << 16  # elements; torch does not count the changes that batch norm makes
@@ -52,7 +53,15 @@ class SharedBuffers:
                 self._before[index] = now.detach().clone()
 
     def keep(self) -> None:
-        """Virtual rank 0 has ended its turn."""
+        """Virtual rank 0 has ended its turn. Raises ConfigurationError if a buffer has got another shape in it."""
+        for (module, name), before in zip(self._slots, self._before, strict=True):
+            now = getattr(module, name)
+            if now is not None and now.shape != before.shape:
+                raise ConfigurationError(
+                    f"the buffer {name!r} of {type(module).__name__} had the shape {tuple(before.shape)} and has got"
+                    f" {tuple(now.shape)} in a step, and virtual ranks exchange it. Pass one batch through the model,"
+                    " under torch.no_grad(), before the session is made; let no buffer grow."
+                )
         self._kept = {index: self._read(index).detach().clone() for index in self._find_changed()}
 
     def exchange(self) -> None:

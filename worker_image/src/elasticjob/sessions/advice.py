@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from elasticjob.data.samplers import ElasticDistributedSampler
+from elasticjob.errors import ConfigurationError
+
 logger = logging.getLogger("elasticjob")
 
 
@@ -41,6 +44,19 @@ def judge_loader(loader: Any, sampler: Any) -> str:
             " and pass the sampler to the session."
         )
     return "this loader does not use the session's sampler: DataLoader(dataset, batch_sampler=sampler)."
+
+
+def check_sampler(loader: Any, sampler: Any) -> None:
+    """Raises ConfigurationError for a loader whose sampler knows of no later world: the session's is another one."""
+    theirs = getattr(loader, "batch_sampler", None)
+    is_followed = sampler is None or isinstance(sampler, ElasticDistributedSampler)  # else it may lead this one
+    if is_followed and isinstance(theirs, ElasticDistributedSampler) and theirs is not sampler:
+        raise ConfigurationError(
+            "this loader has another ElasticDistributedSampler than the session, and so the shares of the world in"
+            " which it was made, also after a change. Give the session the sampler of its loader, Session(...,"
+            " sampler=sampler). If the data changes from phase to phase, make a new DataLoader over the same sampler;"
+            " for phases with other lengths or batch sizes, use jobs of their own, or a script without a session."
+        )
 
 
 def judge_schedules(before: Mapping[str, int], now: Mapping[str, int]) -> str:

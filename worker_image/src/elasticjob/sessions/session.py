@@ -32,7 +32,7 @@ from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
 from elasticjob.sessions import meetings
-from elasticjob.sessions.advice import Adviser, has_gradients
+from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
@@ -245,6 +245,8 @@ class Session:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The remaining batches of this epoch, across changes of the world."""
+        if self._worlds.can_change:
+            check_sampler(loader, self.sampler)
         self._in_batches = True
         self._adviser.look_at(loader, self.sampler)
         try:
