@@ -26,8 +26,9 @@ def judge_loader(loader: Any, sampler: Any) -> str:
     if isinstance(loader.dataset, data.IterableDataset):
         return (
             "each rank reads the whole IterableDataset, and after a change of the world begins it again: divide it by"
-            " session.rank and session.world_size and pass an object that knows the position as sampler=, or use a"
-            " dataset with a length and ElasticDistributedSampler."
+            " session.rank and session.world_size, pass an object that knows the position as sampler=, and end the"
+            " training by session.committed, as a joiner begins with the first epoch; or use a dataset with a length"
+            " and ElasticDistributedSampler."
         )
     if sampler is not None and sampler in (loader.batch_sampler, loader.sampler):
         return ""
