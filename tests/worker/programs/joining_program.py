@@ -51,17 +51,24 @@ say("groups", agree(memory))
 class Observed(torch.nn.Module):
     """The first pass, which a joiner has not made, gives its buffers their shapes."""
 
+    low: torch.Tensor
+    high: torch.Tensor | None
+    rows: torch.Tensor
+    cache: torch.Tensor
+
     def __init__(self, width: int = 1) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(2, width)
         self.register_buffer("low", torch.empty(0))
         self.register_buffer("high", None)
         self.register_buffer("rows", torch.zeros(1, 2))
+        self.register_buffer("cache", None, persistent=False)
 
     def look(self) -> None:
         self.low = torch.full((2,), -1.0)
         self.high = torch.full((2,), 1.0)
         self.rows = torch.cat([self.rows, torch.ones(2, 2)])
+        self.cache = torch.full((3,), 2.0)
 
 
 def make_memory(model: torch.nn.Module, **extras: Any) -> Memory:
@@ -71,14 +78,15 @@ def make_memory(model: torch.nn.Module, **extras: Any) -> Memory:
     return made
 
 
-observed, average = Observed(), torch.optim.swa_utils.AveragedModel(Observed(), use_buffers=True)
+observed, average = Observed(), Observed()
 if RANK == 0:
     observed.look()
-    average.module.look()
+    average.look()
 memory = make_memory(observed, average=average)
 found = agree(memory)
-shapes = [None if one is None else list(one.shape) for one in (observed.low, observed.high, average.module.rows)]
+shapes = [None if one is None else list(one.shape) for one in (observed.low, observed.high, average.rows)]
 say("shapes of buffers", [found, shapes])
+say("a buffer that is not saved", None if observed.cache is None else observed.cache.tolist())
 say("shapes of parameters", agree(make_memory(Observed(width=2 - RANK))))
 more = Observed()
 memory = make_memory(more)

@@ -30,6 +30,11 @@ def test_its_buffers_get_the_shapes_that_a_pass_has_given_those_of_the_others(jo
     assert joiner.results["shapes of buffers"] == ["", [[2], [2], [3, 2]]]
 
 
+def test_it_gets_the_buffers_that_are_in_no_checkpoint(joiner: Member) -> None:
+    """DDP would send those of rank 0 in the next pass, and gloo ends the process where they have other shapes."""
+    assert joiner.results["a buffer that is not saved"] == [2.0] * 3
+
+
 def test_it_ends_in_words_if_its_parameters_have_other_shapes(joiner: Member) -> None:
     found = joiner.results["shapes of parameters"]
     assert found.startswith("'linear.weight' has the shape (1, 2) here, and (2, 2) on the ranks that train already")
