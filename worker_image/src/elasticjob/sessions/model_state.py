@@ -294,12 +294,14 @@ class ReplicatedModelState:
         named = list(self._module.named_parameters())
         trainable = [name for name, parameter in named if parameter.requires_grad]
         kept = [name for name, parameter in named if parameter.grad is not None]
-        return {**self.part(), "trainable": trainable, "gradients": kept}
+        more = {"trainable": trainable, "gradients": kept, "unsaved": shapes.read_unsaved(self._module)}
+        return {**self.part(), **more}
 
     def load(self, value: dict[str, Any]) -> None:
         """A joiner's script may be past the point at which those of the others have unfrozen a part of the model."""
         check_groups(self.optimizer, value["optimizer"])
         self.load_part(value)
+        shapes.load_unsaved(self._module, value["unsaved"])
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad is not (name in value["trainable"]):
                 parameter.requires_grad_(name in value["trainable"])

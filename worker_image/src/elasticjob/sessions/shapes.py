@@ -58,6 +58,28 @@ def _fit_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
         setattr(module.get_submodule(owner), name, None if theirs is None else torch.empty_like(theirs))
 
 
+def read_unsaved(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that are in no `state_dict`. DDP sends them in its passes, and wants them of equal shapes."""
+    saved = module.state_dict().keys()
+    return {name: one.contiguous() for name, one in module.named_buffers() if name not in saved}
+
+
+@torch.no_grad()
+def load_unsaved(module: torch.nn.Module, theirs: Mapping[str, torch.Tensor]) -> None:
+    """Make them those of another rank. One that this rank does not have comes with a pass."""
+    for key, value in theirs.items():
+        owner, _, name = key.rpartition(".")
+        try:
+            mine = module.get_buffer(key)
+        except AttributeError:
+            continue
+        is_alike = mine is not None and mine.shape == value.shape and mine.dtype == value.dtype
+        if is_alike and mine.is_contiguous():  # one that was expanded cannot be written
+            mine.copy_(value)
+        elif not is_alike or not torch.equal(mine, value):
+            setattr(module.get_submodule(owner), name, value.clone())
+
+
 def _find_other_shapes(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterable[str]:
     keys = dict.fromkeys([*theirs, *mine])
     return [key for key in keys if _shape_of(mine, key) != _shape_of(theirs, key)]
