@@ -18,7 +18,7 @@ from elasticjob_operator.failures import health_watch, incidents
 from elasticjob_operator.model.revise import revise
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "manifests/examples/health.yaml"
-STRICT = [
+STRICT: list[dict[str, Any]] = [
     {"name": "Jump", "when": {"metric": {"name": "loss", "sigma": 12}}, "forSeconds": 5},
     {"name": "Sinks", "when": {"metric": {"name": "samplesPerSecond", "fallsPercent": 30}}},
     {"name": "Large", "when": {"metric": {"name": "loss", "above": 100}}},
