@@ -143,9 +143,10 @@ def test_changes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         told.append(found)
         if len(told) == 2:
             both.set()
+        else:
+            mount(tmp_path / "a", SENT)  # before the thread has looked for the first time
 
     Revisions(tmp_path).start(take)
-    mount(tmp_path / "a", SENT)
     assert both.wait(30)
     assert told == [(), (SENT.digest,)]
 
