@@ -144,11 +144,11 @@ class Revisions:
 
     def start(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         """Call `on_change` with the digests of those that are here: now, and at each change from another thread."""
-        on_change(self.look())
-        threading.Thread(target=self._follow, args=(on_change,), name="elasticjob-code", daemon=True).start()
-
-    def _follow(self, on_change: Callable[[tuple[str, ...]], None]) -> None:
         known = self.look()
+        on_change(known)
+        threading.Thread(target=self._follow, args=(on_change, known), name="elasticjob-code", daemon=True).start()
+
+    def _follow(self, on_change: Callable[[tuple[str, ...]], None], known: tuple[str, ...]) -> None:
         while True:
             time.sleep(LOOK_EVERY)
             found = self.look()
