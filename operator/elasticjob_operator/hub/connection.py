@@ -148,7 +148,7 @@ class Connection:
 
     def is_silent(self, now: float) -> bool:
         """Whether the peer has not been heard for so long that it must be disconnected."""
-        return now - self._last_heard > self.timeout
+        return now - self._heard > self.timeout and now - self._arrived > self.timeout
 
     @property
     def _last_heard(self) -> float:
@@ -160,13 +160,14 @@ class Connection:
         A call is also a measurement.
         """
         unsent = self.unsent()
+        if unsent == 0:
+            self._taken, self._stuck_since = self._written, None
+            return False
         taken, before = self._written - unsent, self._taken
         self._taken = taken
-        if unsent == 0:
-            self._stuck_since = None
-        elif self._stuck_since is None or taken > before:
+        if self._stuck_since is None or taken > before:
             self._stuck_since = now
-        return self._stuck_since is not None and now - self._stuck_since > self._settings.slow_seconds
+        return now - self._stuck_since > self._settings.slow_seconds
 
     # Silence, measured before the timeout: the hub asks a peer, which answers at once if it runs.
 

@@ -91,7 +91,7 @@ async def test_who_does_not_read_one_long_world_is_cut_off(tls: bool) -> None:
         AsyncExitStack() as stack,
     ):
         await enter_deaf(stack, running, "evil/0", client)
-        running.hub.direct(("evil", "job"), {"uid-0": build_world(50_000)})  # more than what lies between takes
+        running.hub.direct(("evil", "job"), {"uid-0": build_world(16_000)})  # 1.2 MB, more than what lies between takes
         await eventually(lambda: running.hub.counts["closed:slow"] == 1)
         assert running.hub.places["unread"][0] == 0
 
