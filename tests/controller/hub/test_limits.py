@@ -426,9 +426,9 @@ def big_world(generation: int) -> wire.World:
 
 
 async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
-    settings = replace(FAST, slow_seconds=1.0, timeout_min=5.0, max_buffer_bytes=64 * 1024)
-    # The heartbeat is half the patience of this client, in a test in which worlds of 3,000 members are read in between.
-    async with running_hub(settings) as running, seated(running, "digits-worker-1", heartbeat=2.0) as calm:
+    settings = replace(FAST, slow_seconds=1.0, timeout_min=30.0, max_buffer_bytes=64 * 1024)
+    # This client gives up where an answer takes half of a heartbeat, and worlds of 3,000 members are read in between.
+    async with running_hub(settings) as running, seated(running, "digits-worker-1", heartbeat=20.0) as calm:
         with DeafAgent(running.port) as deaf:
             await deaf.connect("digits/digits-worker-0")
             await eventually(lambda: running.hub.connections == 2)
