@@ -25,6 +25,7 @@ from moto.server import ThreadedMotoServer
 
 from elasticjob.archive import commands, reading
 from elasticjob.archive.layout import ALONE, Object, locate
+from elasticjob.archive.restoring import Restorer
 from elasticjob.archive.storage import NotThereError, RefusedError, Storage, StoreError
 from elasticjob.archive.writing import Leader, Sender
 from elasticjob.peers.chunks import digest_of
@@ -193,6 +194,42 @@ def test_the_documented_rights_reach_this_team_and_no_other(server: Server, tmp_
     secret = server.write_secret(tmp_path, "team-a", read_policy())
     with pytest.raises(RefusedError, match="credentialsSecret"):
         Storage(f"s3://{BUCKET}/training/team-b/digits/uid", secret).put("saves/x", b"1")
+
+
+@pytest.mark.skipif("ELASTICJOB_TEST_ARCHIVE" in os.environ, reason="of the server here")
+def test_a_folder_of_another_team_to_begin_from_is_refused_with_the_field_and_whose_secret_counts(
+    server: Server, tmp_path: Path
+) -> None:
+    """`checkpoints.from` with a Secret that reaches this job's folder, and not that of the job that wrote it."""
+    secret = server.write_secret(tmp_path / "secret", f"user-{uuid.uuid4()}", read_policy())
+    told: list[tuple[str, str]] = []
+
+    class EnoughError(Exception):
+        """The first answer is enough: it would ask again and again."""
+
+    def tell(reason: str, text: str) -> None:
+        told.append((reason, text))
+        raise EnoughError
+
+    def find(origin: str) -> tuple[str, str]:
+        with pytest.raises(EnoughError):
+            Restorer(make_url(), secret, (origin, None), tell).find(1, lambda: None, is_needed=True)
+        return told.pop()
+
+    origin = f"s3://{BUCKET}/training/team-b/digits/uid"
+    theirs = json.loads(json.dumps(read_policy()).replace("team-a", "team-b"))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/model").write_bytes(b"1")
+    commands.push(Storage(origin, server.write_secret(tmp_path / "theirs", "team-b", theirs)), tmp_path / "source")
+    reason, text = find(origin)
+    assert reason == "StoreRefused"
+    assert f"checkpoints.from: the store refuses {origin}" in text
+    assert "only this job's own checkpoints.archive.credentialsSecret" in text and "list and read" in text
+    reason, text = find("gs://bucket/team-b/digits/uid")
+    assert reason == "StoreRefused" and text.startswith("checkpoints.from: "), text
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in text and "only this job's own" in text
+    (secret / KEYS[0]).write_text("AKIAWRONG")
+    assert "checkpoints.from" not in find(origin)[1], "what is wrong is the job's own archive"
 
 
 @pytest.mark.skipif("ELASTICJOB_TEST_ARCHIVE" in os.environ, reason="of the server here")

@@ -150,3 +150,11 @@ def test_what_an_archive_of_somebody_else_says_commands_no_terminal(storage: Sto
     assert "is of version" in done.stderr and "no file" in done.stderr
     for text in (done.stdout, done.stderr):
         assert all(letter.isprintable() for letter in text.replace("\n", "")) and len(text) < 5000
+
+
+def test_a_command_names_its_own_option_where_the_keys_are_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["archive", "list", "s3://bucket/job", "--credentials", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "--credentials" in told and "AWS_ACCESS_KEY_ID" in told and "credentialsSecret" not in told
