@@ -16,7 +16,7 @@ from typing import Final
 from elasticjob.archive import layout, reading
 from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.reading import DamagedError
-from elasticjob.archive.storage import Storage, StoreError
+from elasticjob.archive.storage import COMMAND, Storage, StoreError
 from elasticjob.archive.writing import GoneError, Leader, OverError, Sender
 from elasticjob.peers import folder, tree
 from elasticjob.peers.chunks import digest_of
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--step", type=int, help="the step of the save")
     given = parser.parse_args(arguments)
     try:
-        storage = Storage(given.url, given.credentials)
+        storage = Storage(given.url, given.credentials, COMMAND)
         with _telling():
             if given.command == "list":
                 found = [save for _, save in reading.find_saves(storage)]

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from elasticjob.archive import layout, reading
 from elasticjob.archive.layout import ManifestError, Save
 from elasticjob.archive.reading import DamagedError
-from elasticjob.archive.storage import NotThereError, Storage, StoreError
+from elasticjob.archive.storage import ORIGIN, OWN, NotThereError, Storage, StoreError
 from elasticjob.peers.last_tier import Pause, Saved
 from elasticjob.peers.records import Record
 from elasticjob.peers.transport import PeerError
@@ -75,12 +75,13 @@ class Restorer:
         if mine or self._origin is None:
             return [Saved(self._url, name, save.record) for name, save in mine]
         url, step = self._origin
-        theirs = reading.find_saves(Storage(url, self._credentials), step, most=_MOST)
+        theirs = reading.find_saves(Storage(url, self._credentials, ORIGIN), step, most=_MOST)
         if not theirs:
             what = "no whole save" if step is None else f"no whole save of step {step}"
             raise NothingThereError(
                 f"checkpoints.from.archive {url} holds {what}, so the job does not begin: name the folder of a job, as"
-                " its condition CheckpointArchived does, and a step that `kubectl elasticjob checkpoints` lists"
+                " its condition CheckpointArchived does, and a step that `kubectl elasticjob checkpoints` lists. It is"
+                " looked for in the store that this job's own checkpoints.archive.credentialsSecret names"
             )
         return [Saved(url, name, _adopt(save.record)) for name, save in theirs]
 
@@ -89,7 +90,7 @@ class Restorer:
         url, name = str(said["url"]), str(said["save"])
         if url not in {self._url, None if self._origin is None else self._origin[0]}:
             return None
-        storage = Storage(url, self._credentials)
+        storage = Storage(url, self._credentials, OWN if url == self._url else ORIGIN)
         try:
             save = _insist(lambda: reading.read_save(storage, name), pause)
         except (NotThereError, ManifestError) as error:

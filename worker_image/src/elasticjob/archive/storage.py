@@ -6,6 +6,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,11 +59,39 @@ class NotThereError(Exception):
     """There is nothing of this name."""
 
 
+@dataclass(frozen=True)
+class Access:
+    """What a store is used for, in the words of an error: whose request it is, and what to do where it is refused."""
+
+    prefix: str
+    keys: str  # where they are
+    remedy: str
+
+
+_FIELD: Final = "checkpoints.archive.credentialsSecret"
+OWN: Final = Access(
+    "",
+    f"the Secret of {_FIELD}",
+    f"Check {_FIELD}, or the rights of the pod's identity: it lists, reads, writes and deletes below this path",
+)
+ORIGIN: Final = Access(
+    "checkpoints.from: ",
+    f"only this job's own {_FIELD} counts, not that of the job that wrote the folder: this Secret",
+    f"Whatever the job that wrote it may use, only this job's own {_FIELD}, or its pods' identity, counts: let it list"
+    " and read below this path",
+)
+COMMAND: Final = Access(
+    "",
+    "the folder of --credentials",
+    "Check --credentials, or the rights of your own identity in this store: without the option, it counts",
+)
+
+
 def protocol_of(url: str) -> str:
     return url.partition("://")[0]
 
 
-def read_credentials(protocol: str, folder: Path | None) -> dict[str, Any]:
+def read_credentials(protocol: str, folder: Path | None, access: Access = OWN) -> dict[str, Any]:
     """The options of fsspec in a mounted Secret: each file is a key. Empty without one: the pod's own identity counts.
 
     Raises RefusedError for a Secret without a key that belongs to this store.
@@ -77,9 +106,7 @@ def read_credentials(protocol: str, folder: Path | None) -> dict[str, Any]:
             found[option] = str(path) if protocol == "gs" else text
     if not found:
         wanted = ", ".join(known) or "none: a file:// store needs no Secret"
-        raise RefusedError(
-            f"the Secret of checkpoints.archive.credentialsSecret is missing, or has no key of this store ({wanted})"
-        )
+        raise RefusedError(f"{access.prefix}{access.keys} is missing, or has no key of this store ({wanted})")
     region = found.pop("region_name", None)
     return found if region is None else {**found, "client_kwargs": {"region_name": region}}
 
@@ -87,8 +114,10 @@ def read_credentials(protocol: str, folder: Path | None) -> dict[str, Any]:
 class Storage:
     """The folder of one job. For one thread."""
 
-    def __init__(self, url: str, credentials: Path | None = None) -> None:
+    def __init__(self, url: str, credentials: Path | None = None, access: Access = OWN) -> None:
+        """`access`: what is said of the credentials where the store refuses."""
         self.url = url.rstrip("/")
+        self._access = access
         self._protocol = protocol_of(url)
         self._credentials = credentials
         self._used: dict[str, Any] | None = None
@@ -97,7 +126,7 @@ class Storage:
 
     def open(self) -> None:
         """Connect, with the credentials as they are now: they may have been changed. Raises StoreError."""
-        options = read_credentials(self._protocol, self._credentials)
+        options = read_credentials(self._protocol, self._credentials, self._access)
         if self._files is not None and options == self._used:
             return
         try:
@@ -111,7 +140,7 @@ class Storage:
                 f" ({error})"
             ) from None
         except Exception as error:
-            raise _translate(error, self.url) from error
+            raise self._translate(error) from error
         self._used = options
         self._root = str(root).rstrip("/")
 
@@ -124,7 +153,7 @@ class Storage:
             else:
                 files.pipe_file(path, data)
         except Exception as error:
-            raise _translate(error, self.url) from error
+            raise self._translate(error) from error
 
     def get(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """The bytes of an object, or a part of them. Raises NotThereError or StoreError."""
@@ -134,7 +163,7 @@ class Storage:
         except FileNotFoundError:
             raise NotThereError(name) from None
         except Exception as error:
-            raise _translate(error, self.url) from error
+            raise self._translate(error) from error
 
     def list(self, folder: str) -> dict[str, int]:
         """The names in this folder, with their sizes. Raises StoreError."""
@@ -145,7 +174,7 @@ class Storage:
         except FileNotFoundError:
             return {}
         except Exception as error:
-            raise _translate(error, self.url) from error
+            raise self._translate(error) from error
         return {
             str(one["name"]).rstrip("/").rpartition("/")[2]: int(one["size"] or 0)
             for one in found
@@ -160,11 +189,19 @@ class Storage:
         except FileNotFoundError:
             pass
         except Exception as error:
-            raise _translate(error, self.url) from error
+            raise self._translate(error) from error
 
     def _need(self) -> Any:
         self.open()
         return self._files
+
+    def _translate(self, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        text, prefix = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300], self._access.prefix
+        if isinstance(error, PermissionError) or any(word in text.lower() for word in _REFUSALS):
+            return RefusedError(f"{prefix}the store refuses {self.url}: {text}. {self._access.remedy}")
+        return StoreError(f"{prefix}the store does not answer for {self.url}: {text}")
 
 
 def _settings(protocol: str) -> dict[str, Any]:
@@ -190,15 +227,3 @@ def _put_file(files: Any, root: str, path: str, data: bytes) -> None:
         with contextlib.suppress(Exception):
             files.rm_file(part)
         raise
-
-
-def _translate(error: Exception, url: str) -> StoreError:
-    if isinstance(error, StoreError):
-        return error
-    text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-    if isinstance(error, PermissionError) or any(word in text.lower() for word in _REFUSALS):
-        return RefusedError(
-            f"the store refuses {url}: {text}. Check checkpoints.archive.credentialsSecret, or the rights of the pod's"
-            " identity: it lists, reads, writes and deletes below this path"
-        )
-    return StoreError(f"the store does not answer for {url}: {text}")
