@@ -85,7 +85,7 @@ def await_healthy(jobs: Jobs, size: int) -> dict[str, Any]:
 def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Callable[..., Jobs]) -> None:
     jobs = lab("refused")
     there = {"matchExpressions": [{"key": light_nodes.REFUSES, "operator": "Exists"}]}
-    preferred = [{"weight": 50, "preference": there}]  # at first: to avoid a node weighs 100
+    preferred = [{"weight": 100, "preference": there}] * 2  # at first: no wish is worth a node that refuses
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     jobs.create("job", build_spec(8, {"affinity": affinity}))
     status = await_healthy(jobs, 8)

@@ -304,6 +304,28 @@ def test_offenders_are_asked_last() -> None:
     assert term["preference"]["matchExpressions"][0]["values"] == ["node1"]
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param([10, 1], [10, 1], id="weaker already"),
+        pytest.param([100], [25], id="as strong"),
+        pytest.param([100, 100, 50], [10, 10, 5], id="stronger together"),
+        pytest.param([100, 1], [24, 1], id="none is lost"),
+    ],
+)
+def test_no_wish_of_the_template_is_worth_a_node_that_fails(given: list[int], expected: list[int]) -> None:
+    """The scheduler adds up what a node fulfils. Where nothing is to be avoided, the wishes are as they were."""
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    template = copy.deepcopy(TEMPLATE)
+    wishes = [{"weight": weight, "preference": {"matchExpressions": [ZONE]}} for weight in given]
+    template["spec"]["affinity"] = {"nodeAffinity": {preferred: wishes}}
+    spec = make_spec(template=template)
+    *theirs, ours = build(spec, avoid=("node1",))["spec"]["affinity"]["nodeAffinity"][preferred]
+    assert [term["weight"] for term in theirs] == expected
+    assert (ours["weight"], ours["preference"]["matchExpressions"]) == (100, [HOSTS])
+    assert build(spec)["spec"]["affinity"]["nodeAffinity"][preferred] == wishes
+
+
 def test_cheap_nodes_are_preferred_where_the_pool_chooses() -> None:
     rates = (Rate(0.7, {"capacity-type": "spot"}), Rate(2.8, {"capacity-type": "on-demand"}), Rate(2.1))
     template = copy.deepcopy(TEMPLATE)
