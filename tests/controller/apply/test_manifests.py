@@ -307,13 +307,14 @@ def test_offenders_are_asked_last() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        pytest.param(["a", 300, None], ["a", 300, None], id="for the API server to refuse"),
         pytest.param([10, 1], [10, 1], id="weaker already"),
         pytest.param([100], [25], id="as strong"),
         pytest.param([100, 100, 50], [10, 10, 5], id="stronger together"),
         pytest.param([100, 1], [24, 1], id="none is lost"),
     ],
 )
-def test_no_wish_of_the_template_is_worth_a_node_that_fails(given: list[int], expected: list[int]) -> None:
+def test_no_wish_of_the_template_is_worth_a_node_that_fails(given: list[Any], expected: list[Any]) -> None:
     """The scheduler adds up what a node fulfils. Where nothing is to be avoided, the wishes are as they were."""
     preferred = "preferredDuringSchedulingIgnoredDuringExecution"
     template = copy.deepcopy(TEMPLATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from elasticjob_operator.api.podtemplate import PREFERRED, REQUIRED
@@ -9,6 +10,8 @@ from elasticjob_operator.apply.manifests.common import Object
 from elasticjob_operator.pool.capacity import Pool
 
 CHEAP_WEIGHT = 50  # of 100, for a node that costs nothing
+AVOID_WEIGHT = 100  # of 100
+WISHES_WEIGHT = 25  # of all other preferences together, beside that
 
 
 def prefer_cheap(body: Object, pool: Pool | None) -> None:
@@ -24,19 +27,37 @@ def prefer_cheap(body: Object, pool: Pool | None) -> None:
 
 
 def avoid(body: Object, nodes: tuple[str, ...], *, is_required: bool) -> None:
-    """Prefer other nodes to those that failed repeatedly. They are excluded only if the job says so: there may be no
-    others.
+    """Prefer other nodes to those that failed repeatedly, more than whatever else is preferred. They are excluded only
+    if the job says so: there may be no others.
     """
     if not nodes:
         return
     others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
     if not is_required:
-        _add_preference(body, {"weight": 100, "preference": {"matchExpressions": [others]}})
+        wishes = _shrink(_rules_of(body).get(PREFERRED) or ())
+        term = {"weight": AVOID_WEIGHT, "preference": {"matchExpressions": [others]}}
+        _set_rule(body, PREFERRED, [*wishes, term])
         return
     # A node must match one of the terms, so each of them has to exclude the faulty ones.
     terms = (_rules_of(body).get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), others]} for term in terms]
     _set_rule(body, REQUIRED, {"nodeSelectorTerms": narrowed})
+
+
+def _shrink(wishes: Sequence[Object]) -> list[Object]:
+    """The preferences with smaller weights in about the same proportions: the scheduler adds them up, so that a few of
+    them would be worth more than to avoid a node. The API server has its say on a weight that is none.
+    """
+    most = max(sum(_weigh(wish) for wish in wishes), WISHES_WEIGHT)
+    return [
+        {**wish, "weight": max(1, weight * WISHES_WEIGHT // most)} if (weight := _weigh(wish)) else wish
+        for wish in wishes
+    ]
+
+
+def _weigh(wish: Object) -> int:
+    weight = wish.get("weight")
+    return weight if isinstance(weight, int) and 0 < weight <= 100 else 0
 
 
 def _add_preference(body: Object, term: Object) -> None:
