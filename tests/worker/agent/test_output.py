@@ -94,6 +94,27 @@ def test_more_than_can_be_looked_at_is_passed_on_all_the_same(tmp_path: Path) ->
     assert heard.output._budget.left <= 1.0
 
 
+FLOOD = r"""
+import os
+text = b"x" * 6_000_000 + b"\n" + b"loss=1.0 \0 \x1b[31m \xff\xfe \r\n" * 200_000
+for _ in range(10):
+    for at in range(0, len(text), 1 << 16):
+        os.write(1, text[at : at + (1 << 16)])
+print("GPU 3: ECC Error")
+"""
+
+
+def test_a_flood_of_anything_is_passed_on_to_the_last_byte(tmp_path: Path) -> None:
+    """100 MB: lines of 6 MB, NULs, colours, bytes that are no text."""
+    heard = Heard()
+    code, out, _ = heard.run(FLOOD, tmp_path)
+    text = b"x" * 6_000_000 + b"\n" + b"loss=1.0 \0 \x1b[31m \xff\xfe \r\n" * 200_000
+    assert code == 0
+    assert out == text * 10 + b"GPU 3: ECC Error\n"
+    assert len(out) > 100_000_000
+    assert heard.output._streams == {}
+
+
 def test_a_log_that_nobody_reads_does_not_end_the_worker(tmp_path: Path) -> None:
     heard = Heard()
     ours, theirs = os.pipe()

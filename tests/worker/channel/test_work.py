@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,29 @@ def test_a_thread_that_waits_for_a_disk_is_at_work(tmp_path: Path, threads: str)
     assert found.waits_for_disk
     assert not work.is_idle(found, Work(found.ticks, found.bytes))
     assert not work.is_idle(Work(found.ticks, found.bytes), found)
+
+
+SPAWNS = """
+import os, sys
+opened = (os.POSIX_SPAWN_OPEN, 9, sys.argv[1], os.O_RDONLY, 0)
+os.waitpid(os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}, file_actions=[opened]), 0)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_what_a_real_kernel_says_of_a_process_in_state_d(tmp_path: Path) -> None:
+    """`vfork` waits as a read from a disk does, until its child has another program: this one waits for a pipe."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with subprocess.Popen([sys.executable, "-c", SPAWNS, str(pipe)]) as parent:
+        try:
+            while not work.measure(parent.pid).waits_for_disk:
+                assert parent.poll() is None
+                time.sleep(0.05)
+            assert not work.glance([parent.pid]).asleep, "it is no worker that waits for its peers"
+        finally:
+            os.close(os.open(pipe, os.O_WRONLY))  # returns when the child has it open too
+        assert parent.wait() == 0
+    assert not work.measure(parent.pid).waits_for_disk
 
 
 def test_a_kernel_that_does_not_say_everything(tmp_path: Path) -> None:

@@ -168,3 +168,36 @@ def test_the_hub_hears_the_first_message(
     pods.start("pod-0", str(tmp_path / "train.py"), launcher=launcher)
     failure = hub.wait_for(hub.failures, 120, "the failure")[0]
     assert (failure["exitCode"], failure["message"]) == (code, message)
+
+
+UNEVEN = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank, model = dist.get_rank(), DistributedDataParallel(torch.nn.Linear(2, 1))
+with Join([model]):
+    for _ in range(20 - rank):
+        model(torch.ones(1, 2)).sum().backward()
+print(f"rank {rank} has trained", flush=True)
+if sys.argv[1] == "shapes":
+    dist.all_reduce(torch.ones(1000 + 1000 * rank))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["join", "shapes"])
+def test_ranks_with_different_amounts_of_data(hub: FakeHub, pods: Pods, tmp_path: Path, how: str) -> None:
+    """torch's own `Join`; and a collective of different sizes, of which gloo makes an abort."""
+    (tmp_path / "train.py").write_text(UNEVEN)
+    members = [pods.start(f"pod-{i}", str(tmp_path / "train.py"), how) for i in range(2)]
+    if how == "join":
+        assert [member.wait(120) for member in members] == [0, 0]
+        assert not hub.failures()
+        return
+    aborted = hub.wait_for(lambda: [one for one in hub.failures() if "signal" in one], 120, "the abort")[0]
+    said = next(member.log for member in members if "terminate called" in member.log)
+    assert aborted["signal"] == "SIGABRT"
+    assert f"rank {aborted['rank']} has trained" in said, "whose words gloo's are"
+    assert "what():  " in said
