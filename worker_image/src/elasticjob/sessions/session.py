@@ -144,8 +144,7 @@ class Session:
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
-        self._in_batches = False
-        self._closed = False
+        self._in_batches = self._closed = False
         self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
         device = _bind(self._model_state.device if build is None else None) if on_cuda else torch.device("cpu")
