@@ -105,7 +105,7 @@ class Patient:
         assert is_there is (then in (Then.GOES_BACK, Then.CONTINUES))
         if then in (Then.GOES_BACK, Then.REPLACES) and self.name != "hidden":
             assert after["restarts"]["total"] == 0, "a rule costs no budget"
-        if then in (Then.REPLACES, Then.EXCLUDES):
+        if then is Then.EXCLUDES:  # a replaced pod only prefers another node, and may share it with other jobs here
             assert victim["node"] not in {member["node"] for member in after["rendezvous"]["members"]}
         if self.illness.starts:
             wait_for(lambda: self.starts[1:] and self.starts[-1] in self.illness.starts, f"{self.name}: {self.starts}")
