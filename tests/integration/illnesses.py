@@ -96,7 +96,7 @@ ILLNESSES: Final = (
     ),
     Illness(
         "spike",
-        "the loss jumps, and stays there",
+        "the loss of one rank jumps, and stays there",
         Then.GOES_BACK,
         "loss is 20[0-9.]+, above 100",
         0,
@@ -106,7 +106,7 @@ ILLNESSES: Final = (
     ),
     Illness(
         "bump",
-        "the loss is three times as high for some seconds",
+        "the loss of one rank is three times as high for some seconds",
         Then.GOES_ON,
         r"loss is 6[0-9.]+, [0-9.]+ deviations above its median 2[0-9.]* .*at step 2[0-9]{2}",
         0,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_devcluster.flags import parse_version
 from integration.illnesses import ILLNESSES, Illness, Then
 from operator_fixture import Jobs, wait_for
 
@@ -81,6 +82,17 @@ class Patient:
         node = re.search(r" on (node-\d+)", events[0])
         return (int(rank[1]) if rank else None), (node[1] if node else None), events[0]
 
+    def find_avoided(self) -> set[str]:
+        """The nodes to which its pods prefer others."""
+        affinities = [pod["spec"].get("affinity", {}).get("nodeAffinity", {}) for pod in self.jobs.pods(self.name)]
+        rules = [
+            rule
+            for one in affinities
+            for term in one.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+            for rule in term["preference"]["matchExpressions"]
+        ]
+        return {node for rule in rules if rule["operator"] == "NotIn" for node in rule["values"]}
+
     def judge(self) -> None:
         """It is found, and what is to be done about it is done."""
         rank, node, said = self.find()
@@ -105,7 +117,11 @@ class Patient:
         assert is_there is (then in (Then.GOES_BACK, Then.CONTINUES))
         if then in (Then.GOES_BACK, Then.REPLACES) and self.name != "hidden":
             assert after["restarts"]["total"] == 0, "a rule costs no budget"
-        if then is Then.EXCLUDES:  # a replaced pod only prefers another node, and may share it with other jobs here
+        if then is Then.REPLACES:
+            assert victim["node"] in self.find_avoided(), "the new pod is to go elsewhere"
+            if parse_version(self.jobs.cluster.version) < (1, 23):
+                return  # whose scheduler spreads pods rather than to prefer nodes
+        if then in (Then.REPLACES, Then.EXCLUDES):
             assert victim["node"] not in {member["node"] for member in after["rendezvous"]["members"]}
         if self.illness.starts:
             wait_for(lambda: self.starts[1:] and self.starts[-1] in self.illness.starts, f"{self.name}: {self.starts}")

@@ -66,12 +66,11 @@ def spec_with_config_map(**changes: Any) -> dict[str, Any]:
 @together
 def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: Jobs) -> None:
     jobs.create("mounts", spec_with_config_map())
-    pods = await_placed(jobs, "mounts")
-    for pod in pods:
-        tell_of(jobs, pod, "FailedMount", 'MountVolume.SetUp failed: configmap "settings" not found')
-    told = await_told(jobs, "mounts", "PodNotStarting")
-    words = 'FailedMount: MountVolume.SetUp failed: configmap "settings" not found'
-    assert told in (f"mounts-worker-0: {words}", f"mounts-worker-1: {words}"), "whichever it was told of first"
+    first, second = sorted(await_placed(jobs, "mounts"), key=lambda pod: str(pod["metadata"]["name"]))
+    words = 'MountVolume.SetUp failed: configmap "settings" not found'
+    tell_of(jobs, first, "FailedMount", words)
+    assert await_told(jobs, "mounts", "PodNotStarting") == f"mounts-worker-0: FailedMount: {words}"
+    tell_of(jobs, second, "FailedMount", words)
     maps = f"/api/v1/namespaces/{jobs.namespace}/configmaps"
     jobs.kube.request("POST", maps, {"metadata": {"name": "settings"}, "data": {"a": "b"}})
     jobs.await_world("mounts", 2)

@@ -57,7 +57,8 @@ def fail(size):
 
 if __name__ == "__main__":
     here = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
-    model = here.run(make(100), {"a": 10, "b": 20}, 3, 4, scale=2)
+    train = make(100)
+    model = here.run(lambda *given, **named: train(*given, **named), {"a": 10, "b": 20}, 3, 4, scale=2)
     print("function", type(model).__name__, model.total, model.rank, flush=True)
     print("script", here.run(str(Path(__file__).with_name("script.py")), "--rate", 0.5), flush=True)
     one = TorchDistributor(use_gpu=False)

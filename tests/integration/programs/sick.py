@@ -63,10 +63,10 @@ def measure(step: int, rank: int) -> dict[str, Any]:
     """What is reported after a step."""
     told = {"loss": 2.0 + 0.01 * (step % 7)}
     match illness:
-        case "spike" if spiked and step >= 43:
+        case "spike" if spiked and step >= 43 and rank == 0:
             cured.touch()
             told["loss"] *= 100
-        case "bump" if LATE <= step < LATE + 50:
+        case "bump" if LATE <= step < LATE + 50 and rank == 0:
             told["loss"] *= 3
         case "nan" | "logged" if step >= 20 and not cured.exists():
             told["loss"] = NAN

@@ -135,26 +135,25 @@ def test_who_waited_while_a_smaller_world_went_on_begins_again_and_is_not_blamed
     assert not list(find_mistakes(story.steps.read()))
 
 
-def test_a_loader_that_the_session_does_not_follow_is_refused(tmp_path: Path) -> None:
-    """Its batches are those of the world in which it was begun, and the sampler does not move on."""
+@pytest.mark.parametrize(
+    ("how", "told", "epochs"),
+    [
+        pytest.param("--direct", "step() needs a batch from session.batches(loader)", set(), id="none of the session"),
+        pytest.param("--other", "this loader has another ElasticDistributedSampler than the session", {0, 1, 2},
+                     id="a sampler for each phase"),
+    ],
+)  # fmt: skip
+def test_a_loader_that_the_session_does_not_follow_is_refused(
+    tmp_path: Path, how: str, told: str, epochs: set[int]
+) -> None:
+    """Its batches are those of the world in which it was begun, and its sampler does not move on."""
     with FakeHub(size=1, max_size=1) as hub, Pods(tmp_path, hub.url) as pods:
-        story = Story(hub, pods, Steps(tmp_path / "out"), "--direct")
+        story = Story(hub, pods, Steps(tmp_path / "out"), how)
         story.start("a")
         hub.wait_for(lambda: hub.restarts)
         (pod,) = pods.pods.values()
-        assert "ConfigurationError: step() needs a batch from session.batches(loader)" in pod.log
-    assert not story.steps.read()
-
-
-def test_a_loader_with_a_sampler_of_its_own_is_refused(tmp_path: Path) -> None:
-    """A curriculum with a sampler for each phase: after a change, its shares are those of the world that made it."""
-    with FakeHub(size=1, max_size=1) as hub, Pods(tmp_path, hub.url) as pods:
-        story = Story(hub, pods, Steps(tmp_path / "out"), "--other")
-        story.start("a")
-        hub.wait_for(lambda: hub.restarts)
-        (pod,) = pods.pods.values()
-        assert "ConfigurationError: this loader has another ElasticDistributedSampler than the session" in pod.log
-    assert {line["epoch"] for line in story.steps.read()} == {0, 1, 2}
+        assert f"ConfigurationError: {told}" in pod.log
+    assert {line["epoch"] for line in story.steps.read()} == epochs
 
 
 @pytest.mark.parametrize("where", ["after", "beside"])
