@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 LABELS = {"app.kubernetes.io/managed-by": "elasticjob-operator", "elasticjob.dev/job-name": "none"}
 LESS_THAN = "<" * 1_000_000  # the API server writes six bytes for each
+PATIENTLY = "?timeout=58s"  # a busy server takes long for many labels, and gives up after 34 s unless it is asked
 TENANTS = (f"hostile-{number}" for number in itertools.count())  # one for each test: a namespace is long in going
 
 
@@ -40,7 +41,7 @@ def post_job_of_many_labels(cluster: Cluster, namespace: str) -> None:
     labels = {f"l{number}": "" for number in range(80_000)}
     metadata = {"name": "labelled", "labels": labels}
     body = {"apiVersion": "elasticjob.dev/v1alpha1", "kind": "ElasticJob", "metadata": metadata, "spec": light_spec()}
-    cluster.kube.request("POST", Jobs(cluster, namespace).path, body, timeout=120)  # a busy server takes long
+    cluster.kube.request("POST", Jobs(cluster, namespace).path + PATIENTLY, body, timeout=120)
 
 
 def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
@@ -62,7 +63,7 @@ def create_what_hurts(cluster: Cluster, namespace: str) -> list[str]:
     many = {**LABELS, **{f"l{number}": "" for number in range(80_000)}}
     for resource, more in (("configmaps", {}), ("services", {"spec": {"ports": [{"port": 1}]}})):
         labelled = {"metadata": {"name": "labelled", "labels": many}, **more}
-        cluster.kube.request("POST", f"{core}/{resource}", labelled, timeout=120)  # a busy server takes long for them
+        cluster.kube.request("POST", f"{core}/{resource}{PATIENTLY}", labelled, timeout=120)
         taken.append(f"labelled {resource}")
     post_job_of_many_labels(cluster, namespace)
     for resource, body in plain.items():
