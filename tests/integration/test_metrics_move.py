@@ -102,7 +102,7 @@ def test_every_metric_that_is_named_moves(watched: Watched, cluster: Cluster, na
     wait_for(lambda: watched.sum_of("elasticjob_rescale_seconds_count") >= 2, "both changes of the world are counted")
     wait_for(lambda: watched.sum_of("elasticjob_step_seconds") > 0, "a report is in the status")
     between = "elasticjob_mean_seconds_between_faults"
-    wait_for(lambda: watched.sum_of(between) > 0, "the time in which it trained is counted, however soon the pod was lost")
+    wait_for(lambda: watched.sum_of(between) > 0, "training between losses is counted")
     wait_for(lambda: watched.sum_of("elasticjob_rule_incidents") >= 1, "the rule has fired")
     progress = jobs.status("digits")["progress"]
     assert progress["checkpoints"][0]["tier"] == "File"
