@@ -14,7 +14,7 @@ from worker import fake_nccl
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, pytest.param(6, marks=needs_fsdp_on_cpu), 8])
+@pytest.mark.parametrize("seed", [0, 2, 3, pytest.param(6, marks=needs_fsdp_on_cpu), 8, 13, 36])
 def test_any_losses_leave_the_steps_of_an_undisturbed_run(seed: int, tmp_path: Path) -> None:
     wrong = run_trial(seed, tmp_path, References(tmp_path))
     assert not wrong, "\n".join(wrong)
