@@ -481,6 +481,23 @@ async def test_a_hub_that_was_paused_itself_blames_nobody() -> None:
             assert running.hub.agents(JOB)[UID].connected
 
 
+async def test_a_hub_that_is_held_up_again_and_again_finds_who_is_gone_and_nobody_else() -> None:
+    settings, lives_uid = replace(FAST, sweep_seconds=0.25), "uid-digits-worker-1"
+    async with (
+        running_hub(settings) as running,
+        seated(running, heartbeat=None),  # never heard again
+        seated(running, "digits-worker-1", heartbeat=None) as lives,
+    ):
+        held_up = 0
+        while running.hub.agents(JOB)[UID].connected:
+            held_up += 1
+            assert held_up <= 8, "twice the looks at a silent agent that fit into its timeout"
+            time.sleep(1.4)  # noqa: ASYNC251 - what another takes of the loop
+            await lives.state(phase="starting")
+            await asyncio.sleep(0.1)
+            assert running.hub.agents(JOB)[lives_uid].connected
+
+
 async def test_agents_are_told_to_ping_less_often_where_there_are_many() -> None:
     settings = replace(FAST, heartbeat_min=1.0, heartbeat_max=5.0, connections_per_heartbeat_second=1.0)
     async with running_hub(settings) as running, contextlib.AsyncExitStack() as stack:
