@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -214,6 +215,25 @@ async def test_a_quiet_agent_is_asked_when_others_wait_and_is_mute_if_it_does_no
         await eventually(lambda: not hub.agents(JOB)[peer].mute)
         for task in (keeping, reading):
             task.cancel()
+
+
+async def test_nobody_is_mute_because_the_hub_was_held_up() -> None:
+    patient = replace(FAST, timeout_min=2.0)
+    async with (
+        running_hub(patient) as running,
+        seated(running, heartbeat=None, state=RUNS) as waiting,
+        seated(running, "digits-worker-1", heartbeat=None, state=RUNS) as other,
+    ):
+        hub, peer = running.hub, "uid-digits-worker-1"
+        await waiting.state(**RUNS, blocked=True)
+        await eventually(lambda: hub.counts["asked"] >= 1)
+        time.sleep(1.5)  # noqa: ASYNC251 - the whole process stands still
+        reading = asyncio.create_task(other.ws.receive())
+        assert not hub.agents(JOB)[peer].mute
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            assert not hub.agents(JOB)[peer].mute
+        reading.cancel()
 
 
 async def ping_for_ever(client: AgentClient) -> None:
