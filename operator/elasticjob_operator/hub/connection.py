@@ -169,6 +169,13 @@ class Connection:
             self._stuck_since = now
         return now - self._stuck_since > self._settings.slow_seconds
 
+    def excuse(self, lost: float, now: float) -> None:
+        """The hub itself did not run for so long: that is no silence of the peer. Its last ping does not count."""
+        self._heard = min(now, self._last_heard + lost)
+        self._asked = 0.0
+        if self._stuck_since is not None:
+            self._stuck_since = min(now, self._stuck_since + lost)
+
     # Silence, measured before the timeout: the hub asks a peer, which answers at once if it runs.
 
     def is_quiet(self, now: float) -> bool:

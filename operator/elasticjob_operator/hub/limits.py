@@ -24,6 +24,7 @@ class HubSettings:
     reconnect_max: float = 5.0  # half of the time after which an agent that is not back yet counts as lost
     timeout_heartbeats: float = 4.0
     sweep_seconds: float = 0.5
+    late_seconds: float = 1.0  # by which a sweep must be late for the hub to have been held up
     progress_wake_seconds: float = 1.0
     max_message_bytes: int = wire.MAX_MESSAGE_BYTES
     messages_per_second: float = 20.0
@@ -73,6 +74,16 @@ def bytes_allowed(settings: HubSettings) -> tuple[float, float]:
 def measure_seconds(settings: HubSettings) -> float:
     """Seconds between two looks at the unsent bytes of all connections, so that a slow one is noticed in time."""
     return settings.slow_seconds / 4
+
+
+def lost_seconds(passed: float, settings: HubSettings) -> float:
+    """How long the hub itself did not run, if so much time has passed since its last sweep; 0 if it was hardly late.
+
+    Nobody is silent in that time. What remains is no less than the time between two sweeps, so however often a hub is
+    held up, it finds a silent agent within a number of sweeps.
+    """
+    late = passed - settings.sweep_seconds
+    return late if late > settings.late_seconds else 0.0
 
 
 def answer_seconds(timeout: float) -> float:

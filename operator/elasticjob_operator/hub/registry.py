@@ -38,6 +38,7 @@ class AgentRegistry:
         self._unread: dict[AgentEntry, None] = {}  # agents for which long directives wait
         self._put_off: dict[str, dict[AgentEntry, None]] = {}  # others, whose directives wait for room, by namespace
         self._send_now = asyncio.Event()
+        self._swept = float("inf")  # when the last sweep was
         self._measure_at = 0.0  # when the sweep looks at unsent bytes again
         self._line = turn.Line()  # of long messages, by namespace
         self._closing: dict[connection.Connection, None] = {}
@@ -55,7 +56,11 @@ class AgentRegistry:
 
     def agents(self, job: JobKey) -> Mapping[str, observe.Agent]:
         """The job's agents by pod UID, including those that recently lost their connection."""
-        return self._jobs[job].agents(_now()) if job in self._jobs else {}
+        if job not in self._jobs:
+            return {}
+        now = _now()
+        is_held_up = limits.lost_seconds(now - self._swept, self._settings) > 0  # answers may have yet to be read
+        return self._jobs[job].agents(self._swept if is_held_up else now)
 
     def direct(self, job: JobKey, directives: Mapping[str, wire.Directive]) -> None:
         """Set the directives of the job's pods, by pod UID; a pod that is not included has none.
@@ -393,15 +398,18 @@ class AgentRegistry:
         self._unsent.pop(entry, None)
         self._put_off.get(entry.job.key[0], {}).pop(entry, None)
 
-    def sweep(self, now: float, *, judge: bool) -> None:
-        """Check all connections for silence, and sometimes for unsent bytes. `judge`: false if the hub itself slept."""
+    def sweep(self, now: float, lost: float) -> None:
+        """Check all connections for silence, and sometimes for unsent bytes. `lost`: how long the hub did not run."""
+        self._swept = now
+        for link in self._links if lost else ():
+            link.excuse(lost, now)
         failed = connection.find_failed(self._links, now, measures=now >= self._measure_at)
         if now >= self._measure_at:
             self._measure_at = now + limits.measure_seconds(self._settings)
             for link, entry in self._links.items():
                 if entry.wanted is not None and not link.has_sent(entry.wanted):
                     self.send_soon(entry)
-        for link, failure in failed.items() if judge else ():
+        for link, failure in failed.items():
             self.leave(link, "silent")
             self._abort(link, connection.CloseReason(failure, connection.CLOSE_GOING_AWAY))
         for entry in list(self._unread):
@@ -409,8 +417,7 @@ class AgentRegistry:
         for job in list(self._jobs.values()):
             if job.progress_waits:
                 self._wake_for_progress(job)
-            if judge:
-                self._ask_quiet(job, now)
+            self._ask_quiet(job, now)
 
 
 def _measure(entry: AgentEntry) -> int:

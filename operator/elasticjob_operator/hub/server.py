@@ -305,17 +305,17 @@ class Hub:
 
     async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()
-        last, excused_until = loop.time(), 0.0
+        last = loop.time()
         while True:
             await asyncio.sleep(self._settings.sweep_seconds)
+            if limits.lost_seconds(loop.time() - last, self._settings):
+                for _ in range(2):  # what has arrived meanwhile is read first
+                    await asyncio.sleep(0)
             now = loop.time()
-            if now - last > self._settings.sweep_seconds + 1.0:
-                # The hub itself did not run: messages sent meanwhile have yet to be read.
-                excused_until = now + self._settings.timeout_min
-            last = now
+            lost, last = limits.lost_seconds(now - last, self._settings), now
             try:
                 if self._listener is not None:
                     self._listener.sweep(now)
-                self._registry.sweep(now, judge=now >= excused_until)
+                self._registry.sweep(now, lost)
             except Exception:  # without the sweep no loss would be detected
                 logger.exception("the sweep of connections failed")
