@@ -24,6 +24,7 @@ WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigur
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    asked: list[tuple[str, str]]  # of each request: the kind of webhook, and the pod's name
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The API server hangs up on a slow webhook."""
@@ -35,6 +36,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         kind = self.path.split("?")[0].strip("/")
         review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert isinstance(self.server, Server)
+        self.server.asked.append((kind, review["request"].get("name", "")))
         if kind in ("slow", "late"):
             time.sleep(SLOW_SECONDS)
         answer = json.dumps(answer_review(kind, review)).encode()
@@ -79,11 +82,12 @@ def find_patch(kind: str, pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def serving(cluster: Cluster, directory: Path) -> Iterator[None]:
-    """All webhooks of this module, on one port."""
+def serving(cluster: Cluster, directory: Path) -> Iterator[list[tuple[str, str]]]:
+    """All webhooks of this module, on one port; what they are asked: the kind of webhook, and the pod's name."""
     authority = Authority(directory)
     pair = authority.issue("webhook", "webhook", addresses=("127.0.0.1",))
     server = Server(("127.0.0.1", 0), Handler)
+    server.asked = []
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pair.certificate, pair.key)
     server.socket = tls.wrap_socket(server.socket, server_side=True)
@@ -105,7 +109,7 @@ def serving(cluster: Cluster, directory: Path) -> Iterator[None]:
     ]
     cluster.kube.request("POST", WEBHOOKS, {"metadata": {"name": "chaos"}, "webhooks": hooks})
     try:
-        yield
+        yield server.asked
     finally:
         cluster.kube.request("DELETE", f"{WEBHOOKS}/chaos")
         server.shutdown()

@@ -9,6 +9,8 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from chaos import light_nodes, webhooks
 from elasticjob_devcluster import Cluster, NodeSpec, Tuning
 from elasticjob_devcluster.flags import parse_version
+from elasticjob_operator.api import names
+from elasticjob_operator.cli.root import run
 from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, wait_for
 from side_by_side import together
 
@@ -40,11 +44,22 @@ def build_spec(replicas: int, pod: dict[str, Any] | None = None, **changes: Any)
     }
 
 
-@pytest.fixture(scope="module")
-def lab(
-    cluster_factory: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Jobs]]:
+@dataclass(frozen=True)
+class Lab:
     """Makes namespaces with such labels in a cluster of these nodes, with webhooks."""
+
+    cluster: Cluster
+    asked: list[tuple[str, str]]  # what the webhooks were asked: the kind of webhook, and the pod's name
+
+    def __call__(self, name: str, **labels: str) -> Jobs:
+        self.cluster.make_namespace(name)
+        body = {"metadata": {"labels": {key.replace("_", "-"): value for key, value in labels.items()}}}
+        self.cluster.kube.request("PATCH", f"/api/v1/namespaces/{name}", body, content_type=MERGE)
+        return Jobs(self.cluster, name)
+
+
+@pytest.fixture(scope="module")
+def lab(cluster_factory: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     directory = tmp_path_factory.mktemp("neighbours")
     never = ("--node-monitor-grace-period=24h",)  # these nodes renew no Lease
     cluster = cluster_factory(nodes=(), tuning=Tuning(controller_manager_flags=never))
@@ -52,17 +67,12 @@ def lab(
     operator = OperatorProcess(cluster, directory, "--stable-seconds", "1", "--runtime-image", "here/runtime:1")
     (directory / "pki").mkdir()
 
-    def make(name: str, **labels: str) -> Jobs:
-        cluster.make_namespace(name)
-        body = {"metadata": {"labels": {key.replace("_", "-"): value for key, value in labels.items()}}}
-        cluster.kube.request("PATCH", f"/api/v1/namespaces/{name}", body, content_type=MERGE)
-        return Jobs(cluster, name)
-
-    with webhooks.serving(cluster, directory / "pki"), light_nodes.LightNodes(cluster, NODES).running() as nodes:
+    hooks, kubelets = webhooks.serving(cluster, directory / "pki"), light_nodes.LightNodes(cluster, NODES)
+    with hooks as asked, kubelets.running() as nodes:
         cluster.wait_nodes_ready([node.name for node in NODES])
         operator.start()
         try:
-            yield make
+            yield Lab(cluster, asked)
         finally:
             operator.stop()
     print(f"the operator said:\n{operator.log[-8000:]}")  # pytest shows it where a test failed
@@ -82,7 +92,7 @@ def await_healthy(jobs: Jobs, size: int) -> dict[str, Any]:
     return status
 
 
-def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Callable[..., Jobs]) -> None:
+def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Lab) -> None:
     jobs = lab("refused")
     there = {"matchExpressions": [{"key": light_nodes.REFUSES, "operator": "Exists"}]}
     preferred = [{"weight": 100, "preference": there}] * 2  # at first: no wish is worth a node that refuses
@@ -95,7 +105,7 @@ def test_a_node_that_refuses_all_pods_is_named_and_left_alone(lab: Callable[...,
 
 
 @together
-def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Callable[..., Jobs]) -> None:
+def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Lab) -> None:
     """It answers, after three seconds: of 100 pods half the slots of the operator are made at a time."""
     slow, good = lab("slow", chaos_hook="late"), lab("good")
     slow.create("job", build_spec(100))
@@ -108,9 +118,34 @@ def test_a_slow_webhook_of_one_namespace_delays_no_other(lab: Callable[..., Jobs
     assert "WriteFailed" not in [reason for reason, _ in slow.events("job")]
 
 
+@together
+def test_twenty_jobs_behind_a_webhook_that_times_out_are_told_and_delay_no_other(lab: Lab) -> None:
+    """Each is tried a few times a minute, however many there are, and all are there once it answers."""
+    slow, good = lab("dead", chaos_hook="slow"), lab("alive")
+    dead = [f"job-{i}" for i in range(20)]
+    began = time.monotonic()
+    for name in dead:
+        slow.create(name, build_spec(2))
+
+    def is_told(name: str) -> bool:
+        conditions = slow.status(name).get("conditions", ())
+        return any("failed calling webhook" in one["message"] for one in conditions if one["type"] == "Degraded")
+
+    good.create("job", build_spec(10))
+    good.await_world("job", 10, timeout=60)
+    wait_for(lambda: all(map(is_told, dead)), "all are told why", timeout=120)
+    minutes = (time.monotonic() - began) / 60
+    asked = [name for kind, name in list(lab.asked) if kind == "slow" and name.startswith("job-")]
+    print(f"{len(asked)} requests in {minutes:.2f} minutes")
+    assert len(asked) <= len(dead) * (6 + 20 * minutes)
+    slow.kube.request("PATCH", "/api/v1/namespaces/dead", NO_HOOK, content_type=MERGE)
+    for name in dead:
+        assert not slow.await_world(name, 2, timeout=120)["restarts"].get("total")
+
+
 @pytest.mark.parametrize("kind", ["mutates", "shm"])
 @together
-def test_a_webhook_that_changes_pods_does_no_harm(lab: Callable[..., Jobs], kind: str) -> None:
+def test_a_webhook_that_changes_pods_does_no_harm(lab: Lab, kind: str) -> None:
     """A container in front of the trainer, tolerations, labels; a mount where the operator has one."""
     jobs = lab(f"hook-{kind}", chaos_hook=kind)
     jobs.create("job", build_spec(2))
@@ -129,9 +164,7 @@ def test_a_webhook_that_changes_pods_does_no_harm(lab: Callable[..., Jobs], kind
     ],
 )
 @together
-def test_a_webhook_that_refuses_pods_is_told(
-    lab: Callable[..., Jobs], kind: str, reason: str, words: tuple[str, ...]
-) -> None:
+def test_a_webhook_that_refuses_pods_is_told(lab: Lab, kind: str, reason: str, words: tuple[str, ...]) -> None:
     jobs = lab(f"hook-{kind}", chaos_hook=kind)
     jobs.create("job", build_spec(2))
     told = wait_for(lambda: read_told(jobs, reason), "it is told")
@@ -141,7 +174,7 @@ def test_a_webhook_that_refuses_pods_is_told(
 
 
 @together
-def test_a_node_that_refuses_all_pods_gets_few_however_often_the_size_changes(lab: Callable[..., Jobs]) -> None:
+def test_a_node_that_refuses_all_pods_gets_few_however_often_the_size_changes(lab: Lab) -> None:
     """A size mends nothing: an autoscaler, or two writers, would make a pod with each of their changes."""
     jobs = lab("rescaled")
     tolerated = {"nodeSelector": {light_nodes.REFUSES: "TopologyAffinityError"}}
@@ -161,7 +194,7 @@ def test_a_node_that_refuses_all_pods_gets_few_however_often_the_size_changes(la
 
 
 @together
-def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Callable[..., Jobs]) -> None:
+def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Lab) -> None:
     jobs = lab("beside")
     spec = build_spec(1)
     proxy = {"name": "proxy", "image": f"{light_nodes.HERE}proxy:1", "command": ["sleep", "1000"]}
@@ -182,7 +215,7 @@ def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Call
 
 
 @together
-def test_a_pull_secret_that_comes_later(lab: Callable[..., Jobs]) -> None:
+def test_a_pull_secret_that_comes_later(lab: Lab) -> None:
     jobs = lab("pulls")
     spec = build_spec(2, {"imagePullSecrets": [{"name": "regcred"}]})
     spec["template"]["spec"]["containers"][0]["image"] = f"{light_nodes.PRIVATE}train:1"
@@ -197,7 +230,7 @@ def test_a_pull_secret_that_comes_later(lab: Callable[..., Jobs]) -> None:
 
 
 @together
-def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: Callable[..., Jobs]) -> None:
+def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: Lab) -> None:
     jobs = lab("volumes")
     path = f"/api/v1/namespaces/{jobs.namespace}/configmaps"
     settings = {"metadata": {"name": "settings"}, "data": {"lr": "1"}}
@@ -213,7 +246,7 @@ def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: C
 
 
 @pytest.mark.parametrize("type", ["MaintenancePlanned", "GracefulNodeShutdownInProgress"])
-def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Callable[..., Jobs], type: str) -> None:
+def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Lab, type: str) -> None:
     jobs = lab(f"life-{type.lower()}")
     if parse_version(jobs.cluster.version) < (1, 23):
         pytest.skip("the scheduler spreads pods rather than to prefer nodes before Kubernetes 1.23")
@@ -251,7 +284,7 @@ def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Callable[.
 
 
 @together
-def test_the_runtime_fits_wherever_the_trainer_fits(lab: Callable[..., Jobs]) -> None:
+def test_the_runtime_fits_wherever_the_trainer_fits(lab: Lab) -> None:
     """A LimitRange is about each container, and its message names none: nobody would look for one of the operator's."""
     jobs = lab("ranges")
     limit = {"type": "Container", "min": {"cpu": "1", "memory": "1Gi"}, "maxLimitRequestRatio": {"cpu": "2"}}
@@ -266,8 +299,7 @@ def test_the_runtime_fits_wherever_the_trainer_fits(lab: Callable[..., Jobs]) ->
         assert pod["status"]["qosClass"] == "Guaranteed", "as without the runtime: whoever pins CPUs asks for it"
 
 
-@together
-def test_the_runtime_comes_into_a_restricted_namespace(lab: Callable[..., Jobs]) -> None:
+def test_the_runtime_and_requirements_come_into_a_restricted_namespace(lab: Lab, tmp_path: Path) -> None:
     jobs = lab("restricted")
     if parse_version(jobs.cluster.version) < (1, 25):
         pytest.skip("the API server enforces Pod Security from Kubernetes 1.25 on")
@@ -280,3 +312,13 @@ def test_the_runtime_comes_into_a_restricted_namespace(lab: Callable[..., Jobs])
     jobs.create("job", spec)
     (first, _) = wait_for(lambda: p if len(p := jobs.pods("job")) == 2 else None, "both pods are admitted")
     assert [c["name"] for c in first["spec"]["initContainers"]] == ["elasticjob-runtime"]
+
+    (code := tmp_path / "code").mkdir()
+    for name, text in (("train.py", ""), ("needs.txt", "numpy\n")):
+        (code / name).write_text(text)
+    manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "sent"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(json.dumps(manifest))
+    sent = ["-f", str(tmp_path / "job.yaml"), "--code", str(code), "--requirements", str(code / "needs.txt")]
+    assert run(["submit", *sent, "-n", jobs.namespace, "--kubeconfig", str(jobs.cluster.kubeconfig)]) == 0
+    (first, _) = wait_for(lambda: p if len(p := jobs.pods("sent")) == 2 else None, "both pods are admitted")
+    assert {c["name"] for c in first["spec"]["initContainers"]} == {"elasticjob-packages", "elasticjob-runtime"}
