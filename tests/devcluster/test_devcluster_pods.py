@@ -176,6 +176,29 @@ def test_no_command_is_a_config_error(pods: Pods) -> None:
     assert pods.wait_waiting("p", "CreateContainerConfigError")["phase"] == "Pending"
 
 
+@pytest.mark.parametrize(
+    ("value", "reason", "words"),
+    [
+        pytest.param(b"\x80\xff", "CreateContainerError", "string field contains invalid UTF-8", id="no text"),
+        pytest.param(b"a\0b", "StartError", '"KEY": contains nul byte', id="NUL"),
+    ],
+)
+def test_a_variable_that_no_program_can_have(
+    pods: Pods, cluster: Cluster, namespace: str, value: bytes, reason: str, words: str
+) -> None:
+    secret = {"metadata": {"name": "s"}, "data": {"KEY": base64.b64encode(value).decode()}}
+    cluster.kube.request("POST", f"/api/v1/namespaces/{namespace}/secrets", secret)
+    pods.create("p", "true", container={"envFrom": [{"secretRef": {"name": "s"}}]})
+
+    def find(status: dict[str, Any]) -> dict[str, Any]:
+        state = first(status).get("state") or {}
+        found: dict[str, Any] = state.get("waiting") or state.get("terminated") or {}
+        return found
+
+    status = pods.wait("p", lambda s: find(s).get("reason") == reason, "it cannot start")
+    assert words in find(status)["message"]
+
+
 def test_environment(pods: Pods, cluster: Cluster, namespace: str) -> None:
     base = f"/api/v1/namespaces/{namespace}"
     cluster.kube.request("POST", f"{base}/configmaps", {"metadata": {"name": "cm"}, "data": {"k": "from-map"}})

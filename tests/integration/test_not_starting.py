@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.system.addresses import free_port
-from operator_fixture import Jobs, light_spec, wait_for
+from operator_fixture import MERGE, Jobs, light_spec, wait_for
 from side_by_side import together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -87,6 +88,40 @@ def test_a_secret_for_variables_is_named_and_may_come_later(jobs: Jobs) -> None:
     jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", secret)
     assert not jobs.await_world("tracked", 2)["restarts"].get("total")
     wait_for(lambda: jobs.condition("tracked", "Degraded")["status"] == "False", "nothing is told any more")
+
+
+@together
+def test_a_secret_for_variables_that_is_no_text_is_named(jobs: Jobs) -> None:
+    """The kubelet names neither the variable nor the Secret."""
+    secrets = f"/api/v1/namespaces/{jobs.namespace}/secrets"
+    for name, value in (("wandb-api-key", b"key"), ("tls", b"\x30\x82\xff")):
+        data = {"KEY": base64.b64encode(value).decode()}
+        jobs.kube.request("POST", secrets, {"metadata": {"name": name}, "data": data})
+    spec = light_spec()
+    trainer = spec["template"]["spec"]["containers"][0]
+    trainer["envFrom"] = [{"secretRef": {"name": "wandb-api-key"}}]
+    trainer["env"] = [{"name": "CERT", "valueFrom": {"secretKeyRef": {"name": "tls", "key": "KEY"}}}]
+    jobs.create("binary", spec)
+    told = await_told(jobs, "binary", "CreateContainerError")
+    assert "invalid UTF-8" in told, "the kubelet's words"
+    assert "Secret wandb-api-key, Secret tls" in told, "where to look"
+    assert "base64" in told, "what to do"
+    text = {"data": {"KEY": base64.b64encode(b"MIL/").decode()}}
+    jobs.kube.request("PATCH", f"{secrets}/tls", text, content_type=MERGE)
+    assert not jobs.await_world("binary", 2)["restarts"].get("total")
+    wait_for(lambda: jobs.condition("binary", "Degraded")["status"] == "False", "nothing is told any more")
+
+
+@together
+def test_a_variable_with_a_nul_byte_is_told_with_the_remedy(jobs: Jobs) -> None:
+    settings = {"metadata": {"name": "settings"}, "data": {"SEPARATOR": "a\0b"}}
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/configmaps", settings)
+    spec = light_spec()
+    spec["template"]["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "settings"}}]
+    jobs.create("nul", spec)
+    failed = jobs.await_condition("nul", "Failed")
+    assert 'invalid environment variable "SEPARATOR": contains nul byte' in failed["message"]
+    assert "base64" in failed["message"], "what to do"
 
 
 @together

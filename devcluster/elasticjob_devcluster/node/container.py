@@ -113,7 +113,7 @@ class ContainerLoop:
                 )
                 break
             except (ConfigError, VolumeError) as error:
-                self._set(state=Waiting("CreateContainerConfigError", str(error)))
+                self._set(state=Waiting(getattr(error, "reason", ConfigError.reason), str(error)))
                 await asyncio.sleep(CONFIG_RETRY_SECONDS)
             except (aiohttp.ClientError, TimeoutError, OSError):  # the API server is unavailable: report nothing
                 await asyncio.sleep(CONFIG_RETRY_SECONDS / 4)

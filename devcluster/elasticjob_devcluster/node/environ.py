@@ -36,6 +36,14 @@ _SUFFIX: Final[Mapping[str, Decimal]] = {
 class ConfigError(Exception):
     """The container cannot be configured: waiting reason CreateContainerConfigError."""
 
+    reason = "CreateContainerConfigError"
+
+
+class CreateError(ConfigError):
+    """The container runtime cannot even be asked for the container: waiting reason CreateContainerError."""
+
+    reason = "CreateContainerError"
+
 
 def expand(text: str, values: Mapping[str, str]) -> str:
     """Replace `$(NAME)` by its value and `$$` by a dollar sign; references to unknown names stay unchanged."""
@@ -142,7 +150,13 @@ def build_env(
             value = _key_ref(origin, objects)
             if value is not None:
                 result[name] = value
+    if any(map(_is_no_text, result.values())):  # a kubelet from 1.34 on, which does not say which one
+        raise CreateError("grpc: error while marshaling: string field contains invalid UTF-8")
     return result
+
+
+def _is_no_text(value: str) -> bool:
+    return not value.isascii() and any("\udc80" <= letter <= "\udcff" for letter in value)
 
 
 def _container_named(pod: Raw, name: str | None) -> Raw | None:

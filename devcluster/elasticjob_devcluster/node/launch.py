@@ -81,7 +81,7 @@ async def _fetch_references(node: Node, pod: Raw, container: Raw) -> dict[tuple[
 
     async def fetch(kind: str, name: str) -> Mapping[str, str] | None:
         data = await fetch_data(node.api, namespace, kind.lower() + "s", name)
-        return None if data is None else {k: v.decode(errors="replace") for k, v in data.items()}
+        return None if data is None else {k: v.decode(errors="surrogateescape") for k, v in data.items()}
 
     wanted = sorted(environ.references(container))
     found = await asyncio.gather(*(fetch(kind, name) for kind, name in wanted))

@@ -95,6 +95,8 @@ class Runtime:
         spec.env[processes.MARK_NODE] = self.node_mark
         spec.env[processes.MARK_CLUSTER] = self.node_mark.split("/")[0]
         spec.env[processes.MARK_CONTAINER] = spec.id
+        if spoilt := next((name for name, value in spec.env.items() if "\0" in value), ""):
+            return {"failure": f'invalid environment variable "{spoilt}": contains nul byte (\\x00)'}
         start = spawn.start
         if self.forks.suits(spec):
             await self.forks.await_imports()
