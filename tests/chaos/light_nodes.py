@@ -36,6 +36,7 @@ Raw = Mapping[str, Any]
 REFUSES: Final = "chaos/refuses"  # label of a node, with the reason for which it refuses all pods
 HERE: Final = "here/"  # what begins the name of an image that can be pulled
 PRIVATE: Final = "private/"  # the same with one of the pod's pull secrets
+NO_TEXT: Final = "here-bytes"  # a Secret whose value is no text
 RETRY_SECONDS: Final = 1.0  # for what is missing
 RESTART_SECONDS: Final = 5.0  # before a container is started again; doubled each time
 AGENT_SECONDS: Final = 1.0
@@ -396,6 +397,10 @@ class LightPod:
         for source in container.get("envFrom") or ():
             if why := await self._find_missing(source):
                 raise Refused("CreateContainerConfigError", why)
+            if (source.get("secretRef") or {}).get("name") == NO_TEXT:
+                raise Refused(
+                    "CreateContainerError", "grpc: error while marshaling: string field contains invalid UTF-8"
+                )
         pod, own = (one.get("securityContext") or {} for one in (self.pod["spec"], container))
         if (own | pod).get("runAsNonRoot") and not {**pod, **own}.get("runAsUser"):
             raise Refused("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")

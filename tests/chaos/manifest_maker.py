@@ -124,6 +124,7 @@ PARTS: Final = (
     Part("env-key-missing", "container",
          {"env": [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "here-key", "key": "lost-key"}}}]},
          ("lost-key",)),
+    Part("env-no-text", "container", {"envFrom": [{"secretRef": {"name": "here-bytes"}}]}, ("Secret here-bytes",)),
     Part("service-account-missing", "pod", {"serviceAccountName": "missing-account"}, ("missing-account",)),
     Part("priority-class-missing", "pod", {"priorityClassName": "missing-class"}, ("missing-class",)),
     Part("priority-class-here", "pod", {"priorityClassName": "here-class"}),
@@ -454,6 +455,7 @@ def cluster_queue(name: str, cpus: int) -> Object:
 HERE_OBJECTS: Final = (
     ("/api/v1/namespaces/{}/configmaps", {"metadata": {"name": "here-map"}, "data": {"a": "b"}}),
     ("/api/v1/namespaces/{}/secrets", {"metadata": {"name": "here-key"}, "stringData": {"a": "b"}}),
+    ("/api/v1/namespaces/{}/secrets", {"metadata": {"name": "here-bytes"}, "data": {"a": "gP8="}}),
     ("/api/v1/namespaces/{}/persistentvolumeclaims",
      {"metadata": {"name": "here-claim"}, "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "missing",
                                                     "resources": {"requests": {"storage": "1Gi"}}}}),

@@ -76,6 +76,7 @@ ADVICE: Final = {
     "requests-only-gpu": ("a device without a limit", "set the limit that it names"),
     "mig": ("parts of GPUs that no node has divided", "divide them on a node, or ask for whole ones"),
     "secret-key-missing": ("a variable from a Secret that is not there", "create it, or set `optional`"),
+    "env-no-text": ("a variable from a Secret whose value is no text", "encode it with base64, or mount the Secret"),
     "private-image": ("a pull secret that is not there", "create it in the job's namespace"),
     "spread-by-zone": ("`topologySpreadConstraints` by a label that nodes have not", "label the nodes"),
     "one-writer-disk": ("a `ReadWriteOnce` claim for pods on several nodes", "use `ReadWriteMany`, or a volume a pod"),

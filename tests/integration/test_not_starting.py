@@ -121,7 +121,7 @@ def test_a_variable_with_a_nul_byte_is_told_with_the_remedy(jobs: Jobs) -> None:
     jobs.create("nul", spec)
     failed = jobs.await_condition("nul", "Failed")
     assert 'invalid environment variable "SEPARATOR": contains nul byte' in failed["message"]
-    assert "base64" in failed["message"], "what to do"
+    assert "mount that as a volume" in failed["message"], "what to do"
 
 
 @together

@@ -208,6 +208,10 @@ _REMEDIES = (
     (r"getpwuid\(\): uid not found", "the image has no such user: set USER and LOGNAME in the container's env"),
     (r"Permission denied: '/\.", "set HOME to a folder that this user can write to, in the container's env"),
     (r"(?i)argument list too long", "Linux takes 128 KiB for an argument or variable: put long texts into a ConfigMap"),
+    (
+        r"contains nul byte|setenv: invalid argument",
+        "a variable takes no NUL byte: encode the value in its Secret or ConfigMap, or mount that as a volume",
+    ),
 )
 
 

@@ -119,6 +119,31 @@ def name_pull_secrets(message: str, template: Mapping[str, Any]) -> str:
     )
 
 
+def name_sources(message: str, template: Mapping[str, Any]) -> str:
+    """What a kubelet says of a variable that is no text, with where this template has variables from.
+
+    It sends all variables of a container at once, and hears of none which is wrong.
+    """
+    found = dict.fromkeys(
+        source
+        for container in (*_list_objects(template, "initContainers"), *_list_objects(template, "containers"))
+        for source in _find_sources(container)
+    )
+    if not found or "invalid UTF-8" not in message:
+        return message
+    advice = "a variable takes text only: encode the value with base64, or mount it as a volume"
+    return f"{message} (variables are from {_join(found)}; {advice})"
+
+
+def _find_sources(container: Mapping[str, Any]) -> Iterator[str]:
+    used = [(one, "Ref") for one in _list_objects(container, "envFrom")]
+    used += [(_map(one, "valueFrom"), "KeyRef") for one in _list_objects(container, "env")]
+    for source, ending in used:
+        for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
+            if name := _map(source, field + ending).get("name"):
+                yield f"{kind} {name}"
+
+
 def _join(names: Iterable[str], between: str = ", ") -> str:
     first = list(itertools.islice(names, MOST_NAMED + 1))
     return between.join([*first[:MOST_NAMED], *(["…"] if len(first) > MOST_NAMED else ())])

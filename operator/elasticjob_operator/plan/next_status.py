@@ -150,6 +150,8 @@ def _find_problem(
         found = found[0], waiting.name_gates(found[1], template)
     if found is not None and found[0] == "ImagePullFailed":
         found = found[0], waiting.name_pull_secrets(found[1], template)
+    if found is not None and found[0] == "CreateContainerError":
+        found = found[0], waiting.name_sources(found[1], template)
     if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
         quiet = waiting.find_problem(seen.pods, seen.said, template, seen.now, nodes=seen.nodes)
         told = status.condition("Degraded")

@@ -235,3 +235,25 @@ def test_many_claims_are_not_all_named() -> None:
 )  # fmt: skip
 def test_pull_secrets_are_named(secrets: Any, more: str) -> None:
     assert waiting.name_pull_secrets("denied", {"imagePullSecrets": secrets}) == f"denied{more}"
+
+
+TEXT = "grpc: error while marshaling: string field contains invalid UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("container", "more"),
+    [
+        pytest.param({}, "", id="none"),
+        pytest.param({"env": "KEY", "envFrom": [{"secretRef": "a"}, {"secretRef": {}}, 1]}, "", id="no objects"),
+        pytest.param({"env": [{"name": "A", "value": "b"}]}, "", id="values"),
+        pytest.param({"envFrom": [{"secretRef": {"name": "a"}}, {"configMapRef": {"name": "b"}}]},
+                     " (variables are from Secret a, ConfigMap b; a variable takes text only", id="whole ones"),
+        pytest.param({"env": [{"name": k, "valueFrom": {"secretKeyRef": {"name": "a", "key": k}}} for k in "xy"]},
+                     " (variables are from Secret a; a variable takes text only", id="keys"),
+    ],
+)  # fmt: skip
+def test_where_variables_are_from_is_named(container: Any, more: str) -> None:
+    for template in ({"containers": [container]}, {"initContainers": [container], "containers": [container, {}]}):
+        said = waiting.name_sources(TEXT, template)
+        assert said.startswith(TEXT + more) and bool(more) is (said != TEXT)
+        assert waiting.name_sources("another error", template) == "another error"

@@ -153,6 +153,8 @@ def test_a_failure_in_one_line(failure: Failure, told: str) -> None:
         pytest.param("PermissionError: [Errno 13] Permission denied: '/data/.cache'", "", id="folder"),
         pytest.param("exec: \"bash\": [Errno 7] Argument list too long: b'/usr/bin/bash'", "128 KiB", id="devcluster"),
         pytest.param('exec: "bash": argument list too long: unknown', "128 KiB", id="runc"),
+        pytest.param('invalid environment variable "KEY": contains nul byte (\\x00): unknown', "NUL byte", id="NUL"),
+        pytest.param("container init caused: setenv: invalid argument: unknown", "NUL byte", id="NUL, older"),
     ],
 )
 def test_a_failure_whose_cause_is_in_the_template_names_the_remedy(message: str, remedy: str) -> None:
