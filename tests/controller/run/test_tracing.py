@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from aiohttp import web
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from controller.builders import NOW, make_job, make_world
-from elasticjob_operator import api
+from elasticjob_operator import api, turn
 from elasticjob_operator.history import spans
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
@@ -20,7 +23,7 @@ from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import Plan
 from elasticjob_operator.run import otlp
 from elasticjob_operator.run.otlp import Exporter
-from elasticjob_operator.run.tracing import MOST_NOTES, Tracer
+from elasticjob_operator.run.tracing import MOST_IN_ALL, MOST_NOTES, Tracer
 from elasticjob_operator.times import format_time
 from otlp_messages import read_request
 
@@ -229,6 +232,70 @@ async def test_a_collector_that_is_away_costs_nothing_and_is_told_once(
     assert made.spans[0].span_id.hex() == spans.name_world(100 + otlp._AT_ONCE + 1)
     assert caplog.text.count("does not take spans") == 1
     assert "takes spans again; 164 were dropped" in caplog.text
+
+
+async def test_the_spans_of_a_namespace_neither_displace_those_of_another_nor_go_first(
+    collector: tuple[Collector, str],
+) -> None:
+    made, url = collector
+    tracer = make_tracer(url)
+    quiet = replace(make_traced_job(make_status(1, 0)), namespace="quiet")
+    tracer.observe(quiet, Plan(make_status(2, 0)))
+    for number in range(otlp.MOST_WAITING + 100):
+        before = make_status(number + 1, 0)
+        tracer.observe(make_traced_job(before), Plan(make_status(number + 2, 0)))
+    tracer.observe(replace(quiet, status=make_status(2, 0)), Plan(make_status(3, 0)))
+    found = [attributes_of(one)["k8s.namespace.name"] for one in await collect(tracer, made)]
+    assert found[:4].count("quiet") == 2
+    assert len(found) == otlp.MOST_WAITING
+
+
+async def test_a_namespace_does_not_take_the_room_of_the_events_of_others(collector: tuple[Collector, str]) -> None:
+    made, url = collector
+    tracer = make_tracer(url)
+    status = make_status(1, 0)
+    events = tuple(Event("Noise", str(number)) for number in range(MOST_NOTES))
+    for number in range(MOST_IN_ALL // MOST_NOTES + 1):
+        tracer.observe(replace(make_traced_job(status), name=f"noisy-{number}"), Plan(status, events=events))
+    quiet = replace(make_traced_job(status), namespace="quiet")
+    tracer.observe(quiet, Plan(status, events=(Event("Told", "x"),)))
+    tracer.observe(quiet, Plan(make_status(2, 0)))
+    (world,) = await collect(tracer, made)
+    assert [event.name for event in world.events] == ["Told"]
+
+
+async def test_spans_with_much_in_them_are_not_encoded_in_one_stretch(
+    collector: tuple[Collector, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stretch of the event loop has what is encoded in one of its iterations, where each may take no time."""
+    made, url = collector
+    stretches: Counter[int] = Counter()
+    iteration = 0
+
+    async def count_iterations() -> None:
+        nonlocal iteration
+        while True:
+            iteration += 1
+            await asyncio.sleep(0)
+
+    def dumps(value: Any, **more: Any) -> str:
+        text = json.dumps(value, **more)
+        stretches[iteration] += len(text)
+        return text
+
+    monkeypatch.setattr(turn, "SECONDS", 0.0)
+    monkeypatch.setattr(otlp, "json", SimpleNamespace(dumps=dumps, loads=json.loads))
+    tracer = make_tracer(url)
+    events = tuple(Event("Failed", "\N{SNOWMAN}" * 300) for _ in range(MOST_NOTES))
+    status = make_status(1, 0)
+    for number in range(otlp._AT_ONCE):
+        job = replace(make_traced_job(status), name=f"digits-{number}")
+        tracer.observe(job, Plan(status, events=events))
+        tracer.observe(job, Plan(make_status(2, 0)))
+    counting = asyncio.create_task(count_iterations())
+    assert len(await collect(tracer, made)) == otlp._AT_ONCE
+    counting.cancel()
+    assert max(stretches.values()) < 512 * 1024 < sum(stretches.values())
 
 
 PARTIAL = b'{"partialSuccess": {"rejectedSpans": "1", "errorMessage": "no such tenant"}}'
