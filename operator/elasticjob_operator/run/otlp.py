@@ -1,7 +1,7 @@
 """Sends spans to a collector of OpenTelemetry: OTLP over HTTP, as JSON.
 
-Nothing waits for a collector. Spans wait in a bounded queue, whose oldest ones are dropped; one that is away or refuses
-them is told of once.
+Nothing waits for a collector. Spans wait in a bounded queue, in which namespaces take turns, and which drops the oldest
+ones of the namespace that has the most; one that is away or refuses them is told of once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import re
 import urllib.parse
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -21,11 +21,13 @@ from elasticjob_operator import __version__, numerals
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.history.spans import Note, Span, Value
 from elasticjob_operator.text import clean
+from elasticjob_operator.turn import pause
 
 logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 2048  # spans
-_AT_ONCE: Final = 64  # spans in a request; each has less than 64 KiB
+_AT_ONCE: Final = 64  # spans in a request ...
+_MOST_BODY: Final = 512 * 1024  # ... and bytes after which it has no more of them; each has less than 160 KiB
 _GATHER_SECONDS: Final = 0.2  # for others that end with the first one
 _PATIENCE: Final = 10.0  # seconds for an answer
 _ANSWER_SECONDS: Final = 1.0  # for the rest of it, after its status
@@ -60,21 +62,16 @@ def parse_headers(text: str) -> dict[str, str]:
     return found
 
 
-def encode(spans: Iterable[Span]) -> dict[str, Any]:
-    """An ExportTraceServiceRequest in the JSON of OTLP."""
-    scope = {"name": "elasticjob_operator", "version": __version__}
-    return {
-        "resourceSpans": [
-            {
-                "resource": {"attributes": _encode_all({"service.name": "elasticjob"})},
-                "scopeSpans": [{"scope": scope, "spans": [_encode_span(span) for span in spans]}],
-            }
-        ]
-    }
+def encode(spans: Iterable[bytes]) -> bytes:
+    """An ExportTraceServiceRequest with these encoded spans in the JSON of OTLP."""
+    scope = json.dumps({"name": "elasticjob_operator", "version": __version__})
+    resource = json.dumps({"attributes": _encode_all({"service.name": "elasticjob"})})
+    before = f'{{"resourceSpans": [{{"resource": {resource}, "scopeSpans": [{{"scope": {scope}, "spans": ['
+    return before.encode() + b", ".join(spans) + b"]}]}]}"
 
 
-def _encode_span(span: Span) -> dict[str, Any]:
-    return {
+def encode_span(span: Span) -> bytes:
+    found = {
         "traceId": span.trace,
         "spanId": span.id,
         "parentSpanId": span.parent,
@@ -87,6 +84,7 @@ def _encode_span(span: Span) -> dict[str, Any]:
         "droppedEventsCount": span.left_out,
         "status": {"code": _STATUS_ERROR, "message": span.error} if span.error else {},
     }
+    return json.dumps(found).encode()
 
 
 def _encode_note(note: Note) -> dict[str, Any]:
@@ -136,22 +134,60 @@ async def _read_answer(response: aiohttp.ClientResponse) -> str:
     return said.decode(errors="replace")
 
 
+class _Waiting:
+    """Spans by namespace. These take turns; of too many spans, the oldest of the namespace with the most gives way."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, deque[Span]] = {}  # the namespace with the next turn is first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, namespace: str, span: Span, most: int) -> bool:
+        """Add a span to at most so many; returns whether one gave way."""
+        self._spans.setdefault(namespace, deque()).append(span)
+        self._count += 1
+        is_full = self._count > most
+        if is_full:
+            crowd = max(self._spans, key=lambda name: len(self._spans[name]))
+            self._pop(crowd)
+        return is_full
+
+    def take(self) -> Span:
+        namespace = next(iter(self._spans))
+        span = self._pop(namespace)
+        if namespace in self._spans:
+            self._spans[namespace] = self._spans.pop(namespace)
+        return span
+
+    def _pop(self, namespace: str) -> Span:
+        same = self._spans[namespace]
+        self._count -= 1
+        span = same.popleft()
+        if not same:
+            del self._spans[namespace]
+        return span
+
+
 class Exporter:
     """Sends spans while `run` runs, and in the end what `finish` still can."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = url
         self._headers = {**headers, "Content-Type": "application/json"}
-        self._waiting: deque[Span] = deque(maxlen=MOST_WAITING)
+        self._waiting = _Waiting()
+        self._sending: list[bytes] = []  # spans of the present request, until it is answered
         self._arrived = asyncio.Event()
         self._dropped = 0
         self._is_away = False  # which has been told
 
-    def put(self, spans: Sequence[Span]) -> None:
-        self._dropped += max(0, len(self._waiting) + len(spans) - MOST_WAITING)
-        self._waiting.extend(spans)
-        if spans:
-            self._arrived.set()
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._sending)
+
+    def put(self, namespace: str, span: Span) -> None:
+        self._dropped += self._waiting.put(namespace, span, MOST_WAITING - len(self._sending))
+        self._arrived.set()
 
     async def run(self) -> None:
         failures = 0
@@ -165,19 +201,18 @@ class Exporter:
         """Send what waits, if the collector answers soon."""
         try:
             async with asyncio.timeout(_LAST_SECONDS), aiohttp.ClientSession(headers=self._headers) as session:
-                while self._waiting and await self._send(session):
+                while len(self) and await self._send(session):
                     pass
         except TimeoutError:
             pass
-        if self._waiting:
-            logger.warning("%d spans could not be sent to %s", len(self._waiting), self._url)
+        if len(self):
+            logger.warning("%d spans could not be sent to %s", len(self), self._url)
 
     async def _send(self, session: aiohttp.ClientSession) -> bool:
         """Send some of the spans; False if they wait for the next try."""
-        spans = [self._waiting[at] for at in range(min(_AT_ONCE, len(self._waiting)))]
+        await self._fill()
         try:
-            timeout = aiohttp.ClientTimeout(total=_PATIENCE)
-            body = json.dumps(encode(spans)).encode()
+            timeout, body = aiohttp.ClientTimeout(total=_PATIENCE), encode(self._sending)
             async with session.post(self._url, data=body, timeout=timeout, allow_redirects=False) as response:
                 status, said = response.status, await _read_answer(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -186,23 +221,29 @@ class Exporter:
         if status in _LATER:
             self._tell_away(f"HTTP {status}: {said[:_MOST_SAID]}")
             return False
-        for span in spans:  # if the queue was full meanwhile, some are gone already
-            if self._waiting and self._waiting[0] is span:
-                self._waiting.popleft()
+        sent, self._sending = len(self._sending), []
         refused, why = find_refused(said)
         if not 200 <= status < 300:
-            self._dropped += len(spans)
+            self._dropped += sent
             self._tell_away(f"HTTP {status}: {said[:_MOST_SAID]}; these spans are dropped")
         elif refused > 0:
-            self._dropped += min(refused, len(spans))
-            self._tell_away(f"{refused} of {len(spans)} spans are refused: {why[:_MOST_SAID]}")
+            self._dropped += min(refused, sent)
+            self._tell_away(f"{refused} of {sent} spans are refused: {why[:_MOST_SAID]}")
         else:
             if self._is_away:
                 logger.info("the collector of traces takes spans again; %d were dropped", self._dropped)
             self._is_away, self._dropped = False, 0
-        if not self._waiting:
+        if not len(self._waiting):
             self._arrived.clear()
         return True
+
+    async def _fill(self) -> None:
+        """Encode spans for a request, if the last one has been answered."""
+        size = sum(map(len, self._sending))
+        while len(self._waiting) and len(self._sending) < _AT_ONCE and size < _MOST_BODY:
+            self._sending.append(encode_span(self._waiting.take()))
+            size += len(self._sending[-1])
+            await pause()
 
     def _tell_away(self, why: str) -> None:
         if not self._is_away:

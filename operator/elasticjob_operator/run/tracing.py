@@ -14,12 +14,13 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.history import spans
+from elasticjob_operator.hub.admission import Room
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.plan import Plan
 from elasticjob_operator.run.otlp import Exporter
 
 MOST_NOTES: Final = 64  # of a span; the oldest are dropped
-MOST_IN_ALL: Final = 20_000
+MOST_IN_ALL: Final = 20_000  # of which one namespace gets half
 _IS_A_SPAN: Final = frozenset(("WorldFormed", "WorldChanged"))  # events that only say that one begins
 
 
@@ -45,7 +46,7 @@ class Tracer:
         self.exporter = exporter
         self._clock = clock
         self._known: dict[JobKey, _Known] = {}
-        self._noted = 0
+        self._noted = Room(MOST_IN_ALL)  # by namespace
 
     def observe(self, job: Job, plan: Plan) -> None:
         """Take what a pass has decided and written."""
@@ -58,42 +59,42 @@ class Tracer:
         before, after, now = known.status, plan.status, self._clock()
         notes = known.of_world if before.rendezvous.members else known.of_job
         told = [spans.note_event(e.reason, e.message, now, warning=e.warning) for e in plan.events]
-        self._note(notes, (one for one in told if one.name not in _IS_A_SPAN))
+        self._note(job, notes, (one for one in told if one.name not in _IS_A_SPAN))
         known.job, known.status = job, after
         if after is before:
             return
         for tier, at in spans.list_saves(before, after):
             notes.saves[tier] = (notes.saves.get(tier, (0, 0.0))[0] + 1, at)
         turns = spans.list_turns(before, after, now)
-        self._note(notes, (one for one in turns if one.name == spans.BROKE))
+        self._note(job, notes, (one for one in turns if one.name == spans.BROKE))
         self._end(known, spans.list_ended(job, before, after, now))
-        self._note(known.of_world, (one for one in turns if one.name == spans.TRAINS))
+        self._note(job, known.of_world, (one for one in turns if one.name == spans.TRAINS))
 
     def forget(self, key: JobKey) -> None:
         """The job is gone, with its pods."""
         known = self._known.pop(key, None)
         if known is not None:
             self._end(known, spans.list_ended(known.job, known.status, None, self._clock()))
-            self._noted -= len(known.of_job.kept) + len(known.of_world.kept)
+            self._noted.leave(key[0], len(known.of_job.kept) + len(known.of_world.kept))
 
-    def _note(self, notes: _Notes, fresh: Iterable[spans.Note]) -> None:
+    def _note(self, job: Job, notes: _Notes, fresh: Iterable[spans.Note]) -> None:
         for note in fresh:
             is_full = len(notes.kept) == MOST_NOTES
-            if is_full or self._noted >= MOST_IN_ALL:
+            has_room = is_full or self._noted.enter(job.namespace)
+            if is_full or not has_room:
                 notes.left_out += 1
-            if is_full or self._noted < MOST_IN_ALL:
+            if has_room:
                 notes.kept.append(note)
-                self._noted += not is_full
 
     def _end(self, known: _Known, ended: tuple[spans.Span, ...]) -> None:
         for span in ended:
             notes = known.of_world if span.parent else known.of_job
-            self._noted -= len(notes.kept)
+            self._noted.leave(known.job.namespace, len(notes.kept))
             if span.parent:
                 known.of_world = _Notes()
             else:
                 known.of_job = _Notes()
-            self.exporter.put([_with_notes(span, notes)])
+            self.exporter.put(known.job.namespace, _with_notes(span, notes))
 
 
 def _with_notes(span: spans.Span, notes: _Notes) -> spans.Span:

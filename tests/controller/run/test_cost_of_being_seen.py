@@ -82,7 +82,7 @@ def count_status_bytes() -> int:
 def count_span_bytes() -> int:
     """That a world of eight pods sends to a collector."""
     (world,) = spans.list_ended(make_job(), make_status(), api.Status(rendezvous=make_world(13)), NOW + 60)
-    return len(json.dumps(otlp.encode([world])))
+    return len(otlp.encode([otlp.encode_span(world)]))
 
 
 @pytest.mark.parametrize(
