@@ -44,8 +44,16 @@ say("schedule of the world", agree(make(lambda step: max(0.0, 1 - step / total))
 say("schedule", agree(make(lambda step: [1.0, 0.5, 0.1][step])[0]))
 memory, model, optimizer = make()
 if RANK == 0:
-    optimizer.add_param_group({"params": model[0].parameters()})
-say("groups", agree(memory))
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.3})
+say("groups", [agree(memory), [[len(group["params"]), group["lr"]] for group in optimizer.param_groups]])
+memory, _, optimizer = make()
+if RANK == 0:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+say("a group of a stranger", agree(memory))
+memory, model, optimizer = make()
+if RANK == 0:
+    optimizer.param_groups[0]["params"].extend(model[0].parameters())
+say("another group", agree(memory))
 
 
 class Observed(torch.nn.Module):

@@ -16,8 +16,13 @@ def test_it_trains_what_the_others_train(joiner: Member) -> None:
     assert joiner.results["trainable"] == ["", [True] * 4]
 
 
-def test_it_ends_in_words_if_its_optimizer_lacks_a_group(joiner: Member) -> None:
-    assert "SGD has other parameter groups here (1 with 2 parameters)" in joiner.results["groups"]
+def test_its_optimizer_gets_a_group_that_it_lacks(joiner: Member) -> None:
+    assert joiner.results["groups"] == ["", [[2, 0.1], [2, 0.3]]]
+
+
+def test_it_ends_in_words_if_its_optimizer_has_other_parameters(joiner: Member) -> None:
+    for how in ("a group of a stranger", "another group"):
+        assert "SGD has other parameter groups here (1 with 2 parameters)" in joiner.results[how], how
 
 
 def test_it_ends_in_words_if_its_learning_rates_would_differ(joiner: Member) -> None:

@@ -81,14 +81,14 @@ def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
-def judge_groups(before: int, now: int) -> str:
-    """Whether optimizers have got further parameter groups since the session began."""
-    if now <= before:
+def judge_groups(groups: Iterable[Iterable[str]]) -> str:
+    """Whether an optimizer that has got further parameter groups has parameters of no module that the session knows."""
+    if all(name for group in groups for name in group):
         return ""
     return (
-        "an optimizer has got another parameter group since the session began: a joiner, whose script has not come to"
-        " that yet, cannot take its state and ends with an error. Make all groups before the session, with a learning"
-        " rate of 0, or with requires_grad=False for their parameters, until they are trained."
+        "an optimizer has got another parameter group since the session began, with parameters that are not of the"
+        " session's model, nor of a module that is passed to it by name: a joiner cannot take its state, and ends with"
+        " an error. Make them before the session, with requires_grad=False until they are trained."
     )
 
 
@@ -127,16 +127,17 @@ class Adviser:
         optimizers: Sequence[torch.optim.Optimizer],
         knows: Callable[[Any], bool],
         is_first: Callable[[], bool],
+        read_groups: Callable[[], Iterable[Iterable[str]]],
     ) -> None:
         """`optimizers` are those that stay the same in all worlds; `knows` one that the session has at present;
-        `is_first`: this rank is the one that speaks.
+        `is_first`: this rank is the one that speaks; `read_groups`: the names of the parameters in their groups.
         """
         self._optimizers = optimizers
         self._groups = self._count_groups()
         self._schedulers = {
             name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)
         }
-        self._knows, self._is_first = knows, is_first
+        self._knows, self._is_first, self._read_groups = knows, is_first, read_groups
         self._inside = False
         self._counts: Mapping[str, int] = {}  # of the schedulers after the last block
         self._world: object = None  # in which that was
@@ -152,7 +153,9 @@ class Adviser:
         self._inside = True
         if self._schedulers and world == self._world:  # in a new one, they may have been loaded
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
-        self._tell("groups", judge_groups(self._groups, self._count_groups()))
+        groups, self._groups = self._groups, self._count_groups()
+        if groups != self._groups:
+            self._tell("groups", judge_groups(self._read_groups()))
 
     def look_at_gradients(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """A step ends without an optimizer."""

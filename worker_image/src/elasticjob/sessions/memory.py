@@ -19,8 +19,8 @@ from elasticjob.data import generators
 from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import recovery, schedules, shapes, transfer
-from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, check_groups
+from elasticjob.sessions import late_groups, recovery, schedules, shapes, transfer
+from elasticjob.sessions.model_state import ModelState, ReplicatedModelState
 from elasticjob.sessions.undo import Undo
 from elasticjob.torchcompat.optimizers import load_state
 
@@ -321,6 +321,7 @@ class Memory:
         self._clean = self._clean and (keep or rank == source)
         received = transfer.Exchange(rank, source, group, self.model_state.device, keep).run(inventory)
         if received is not None:
+            self._take_groups(received)
             self.model_state.load(received)
             self._load_others(received)
         self.committed, self._clean = rank_states[source].step, True
@@ -348,7 +349,32 @@ class Memory:
 
     def _state(self) -> dict[str, Any]:
         """The state that must be equal on all ranks, in the sections that are compared and sent."""
-        return {**self.model_state.state(), **self._others()}
+        return {**self.model_state.state(), **self._others(), "groups": self.read_groups()}
+
+    def read_groups(self) -> dict[str, late_groups.Groups]:
+        """The parameter groups of all optimizers that stay the same in all worlds, by the optimizer's name."""
+        named = self._name_parameters()
+        return {name: late_groups.read(one, named) for name, one in self._lasting_optimizers().items()}
+
+    def read_all_groups(self) -> late_groups.Groups:
+        """The same, of all together."""
+        return [group for groups in self.read_groups().values() for group in groups]
+
+    def _take_groups(self, value: dict[str, Any]) -> None:
+        """Make the groups of all optimizers those of the source."""
+        named, states = self._name_parameters(), {**value["extras"], "": value.get("optimizer")}
+        for name, one in self._lasting_optimizers().items():
+            late_groups.take(one, value["groups"][name], states[name], named)
+
+    def _lasting_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        own = {"": self.model_state.optimizer} if isinstance(self.model_state, ReplicatedModelState) else {}
+        return own | {name: one for name, one in self._extras.items() if _is_optimizer(one)}
+
+    def _name_parameters(self) -> dict[str, torch.nn.Parameter]:
+        own = {"": self.model_state.model} if isinstance(self.model_state, ReplicatedModelState) else {}
+        return late_groups.name_parameters(
+            own | {name: one for name, one in self._extras.items() if isinstance(one, torch.nn.Module)}
+        )
 
     def _others(self) -> dict[str, Any]:
         extras = {name: extra.state_dict() for name, extra in self._extras.items()}
@@ -356,8 +382,6 @@ class Memory:
 
     def _load_others(self, value: dict[str, Any]) -> None:
         for name, extra in self._extras.items():
-            if _is_optimizer(extra):
-                check_groups(extra, value["extras"][name])
             if isinstance(extra, torch.nn.Module):
                 shapes.load(extra, value["extras"][name])
             else:

@@ -190,21 +190,6 @@ class ElasticModel(Transparent):
         )
 
 
-def check_groups(optimizer: torch.optim.Optimizer, theirs: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError if this optimizer cannot get the state of another rank's, because it has other
-    parameters.
-    """
-    counts = [[len(group["params"]) for group in groups] for groups in (optimizer.param_groups, theirs["param_groups"])]
-    if counts[0] != counts[1]:
-        mine, others = (f"{len(count)} with {sum(count)} parameters" for count in counts)
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} has other parameter groups here ({mine}) than on the ranks that train already"
-            f" ({others}): a script that adds groups while it trains can have no joiners. Make all groups before the"
-            " session, with a learning rate of 0, or with requires_grad=False for their parameters, until they are"
-            " trained."
-        )
-
-
 class ReplicatedModelState:
     """A model that every rank has completely: DDP in a world of several ranks, the plain module in a world of one."""
 
@@ -299,7 +284,6 @@ class ReplicatedModelState:
 
     def load(self, value: dict[str, Any]) -> None:
         """A joiner's script may be past the point at which those of the others have unfrozen a part of the model."""
-        check_groups(self.optimizer, value["optimizer"])
         self.load_part(value)
         shapes.load_unsaved(self._module, value["unsaved"])
         for name, parameter in self._module.named_parameters():

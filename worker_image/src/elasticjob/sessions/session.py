@@ -31,7 +31,7 @@ from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
-from elasticjob.sessions import meetings
+from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
@@ -128,9 +128,8 @@ class Session:
         self._further = [one for one in extras.values() if isinstance(one, torch.optim.Optimizer)]
         for further in self._further:
             hook(further, hooks)
-        for extra in extras.values():
-            if isinstance(extra, torch.amp.GradScaler):
-                self._guard(extra)
+        for scaler in (one for one in extras.values() if isinstance(one, torch.amp.GradScaler)):
+            self._guard(scaler)
         self._growth = progress.batches.growth = growth
         # A process group that the script created itself is bound to its world.
         keeps_memory = is_in_process(os.environ) is not False and not dist.is_initialized()
@@ -162,11 +161,14 @@ class Session:
         self._aside = Early(model if can_go_back else None, ())  # the same in a block between two steps
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
-        self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0)
+        self._adviser = Adviser(
+            extras, lasting, self._memory.knows, lambda: self.rank == 0, self._memory.read_all_groups
+        )
         self._block: Block | None = None  # between two steps, of the script's
         self._left_by: str | None = None  # the exception that has ended the last block, but not what it holds
         self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
+            late_groups.allow_repeats(lasting)
             waits.tell(self._note)
             self._forget_strangers = optimizers.hook_all(self._begin_stranger, self._end_stranger)
             if self._is_replicated:
