@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,7 @@ import pytest
 
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import run
-from operator_fixture import Jobs, wait_for
+from operator_fixture import Jobs, OperatorProcess, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
@@ -84,6 +90,38 @@ for inputs, labels in session.batches(DataLoader(data, batch_sampler=sampler)):
     elasticjob.report(step=session.committed + 1)
     time.sleep(0.05)
 session.close()
+"""
+
+
+# Every step is saved, and written down by rank 0 before that: none may be lacking in the end.
+EACH_STEP = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import elasticjob
+import version
+from elasticjob.checkpoint import Checkpointer
+
+directory = Path(sys.argv[1])
+with elasticjob.init("gloo") as world:
+    model = torch.nn.Linear(4, 1)
+    checkpoint = Checkpointer(directory / "saved", model, every=1, keep=3, asynchronous=False)
+    step = checkpoint.restore()
+    (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
+    while True:
+        step += 1
+        world.barrier()
+        if world.is_first:
+            with (directory / "steps").open("a") as file:
+                print(step, os.environ["ELASTICJOB_CODE_REVISION"], os.environ["ELASTICJOB_GENERATION"], file=file)
+        elasticjob.report(step=step)
+        if checkpoint.should_save(step):
+            checkpoint.save(step)
+        time.sleep(0.02 * version.NUMBER)
 """
 
 
@@ -216,3 +254,62 @@ def test_a_session_goes_on_with_new_code_from_what_it_has_saved(cluster: Cluster
     wait_for(lambda: len(project.starts(1)) >= 5, "all three are in the new world", timeout=60)
     assert len({line[1] for line in project.starts(1)}) == 3, "two have kept their memory"
     assert len(project.starts(0)) == 2
+
+
+@pytest.fixture
+def load(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As many busy processes as the machine has processors, if the test asks for it."""
+    count = (os.cpu_count() or 1) if request.param else 0
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("updates", "load"),
+    [(3, False), pytest.param(10, True, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
+    indirect=["load"],
+)
+@pytest.mark.usefixtures("load")
+def test_no_step_is_lost_where_updates_and_kills_follow_each_other(
+    cluster: Cluster, jobs: Jobs, operator: OperatorProcess, tmp_path: Path, updates: int
+) -> None:
+    """A worker is killed between two updates, and the operator while one is on its way. The pods stay."""
+    project = Project(cluster, jobs, tmp_path, "often")
+    project.write(train=EACH_STEP, version="NUMBER = 1\n")
+    project.submit()
+    jobs.await_world("often", 2, timeout=120)
+    wait_for(lambda: project.step() > 5, "it trains", timeout=120)
+    pods, kills = project.uids(), 0
+    for number in range(1, updates + 1):
+        project.write(version=f"NUMBER = {1 + number % 2}\n")
+        assert project.update() == 0
+        if number % 3 == 2:
+            operator.kill()
+            operator.start()
+        project.in_force(number)
+        if number % 2:
+            generation, kills = jobs.status("often")["rendezvous"]["generation"], kills + 1
+            os.kill(int((project.output / f"pid-{kills % 2}").read_text()), signal.SIGKILL)
+            after = jobs.await_world("often", 2, above=generation, timeout=120)["rendezvous"]["generation"]
+            wait_for(lambda reached=after: steps_of(project)[-1][2] >= reached, "it trains again", timeout=120)
+    assert project.uids() == pods
+    assert jobs.status("often")["code"]["revision"] == updates
+    found = steps_of(project)
+    assert [step for step, _, _ in found[:1]] == [1]
+    repeated = {True: 0, False: 0}  # by whether the revision changed
+    for (step, revision, generation), (following, then, later) in itertools.pairwise(found):
+        assert following == step + 1 or later > generation, "a world makes one step after the other"
+        assert following <= step + 1, "no step is lacking"
+        repeated[then != revision] += step + 1 - following
+    assert repeated[True] == 0, "what an update ends has saved its last step"
+    assert repeated[False] <= kills, "a kill costs the step that it broke"
+    assert {revision for _, revision, _ in found} == {*range(updates + 1)}
+
+
+def steps_of(project: Project) -> list[tuple[int, int, int]]:
+    """(step, revision, generation) of all steps, in the order in which they were made."""
+    lines = (project.output / "steps").read_text().rpartition("\n")[0].splitlines()
+    return [(int(step), int(revision), int(generation)) for step, revision, generation in map(str.split, lines)]
