@@ -93,7 +93,7 @@ session.close()
 """
 
 
-# Every step is saved, and written down by rank 0 before that: none may be lacking in the end.
+# Every step is saved, and written down by rank 0 after that; so is the step from which each world goes on.
 EACH_STEP = """
 import os
 import sys
@@ -112,15 +112,22 @@ with elasticjob.init("gloo") as world:
     checkpoint = Checkpointer(directory / "saved", model, every=1, keep=3, asynchronous=False)
     step = checkpoint.restore()
     (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
+
+    revision, generation = (os.environ[f"ELASTICJOB_{name}"] for name in ("CODE_REVISION", "GENERATION"))
+
+    def note(kind):
+        if world.is_first:
+            with (directory / "steps").open("a") as file:
+                print(step, revision, generation, kind, file=file)
+
+    note("start")
     while True:
         step += 1
         world.barrier()
-        if world.is_first:
-            with (directory / "steps").open("a") as file:
-                print(step, os.environ["ELASTICJOB_CODE_REVISION"], os.environ["ELASTICJOB_GENERATION"], file=file)
         elasticjob.report(step=step)
         if checkpoint.should_save(step):
             checkpoint.save(step)
+        note("saved")
         time.sleep(0.02 * version.NUMBER)
 """
 
@@ -298,18 +305,19 @@ def test_no_step_is_lost_where_updates_and_kills_follow_each_other(
     assert project.uids() == pods
     assert jobs.status("often")["code"]["revision"] == updates
     found = steps_of(project)
-    assert [step for step, _, _ in found[:1]] == [1]
-    repeated = {True: 0, False: 0}  # by whether the revision changed
-    for (step, revision, generation), (following, then, later) in itertools.pairwise(found):
-        assert following == step + 1 or later > generation, "a world makes one step after the other"
-        assert following <= step + 1, "no step is lacking"
-        repeated[then != revision] += step + 1 - following
-    assert repeated[True] == 0, "what an update ends has saved its last step"
-    assert repeated[False] <= kills, "a kill costs the step that it broke"
-    assert {revision for _, revision, _ in found} == {*range(updates + 1)}
+    assert found[0][0] == 0
+    for (step, _, generation, _), (following, _, later, kind) in itertools.pairwise(found):
+        if kind == "start":
+            assert later > generation
+            assert following in (step, step + 1), "what was saved is not made again, and nothing is passed over"
+        else:
+            assert (following, later) == (step + 1, generation), "a world makes one step after the other"
+    assert {revision for _, revision, _, _ in found} == {*range(updates + 1)}
+    assert sum(kind == "start" for *_, kind in found) == 1 + updates + kills
 
 
-def steps_of(project: Project) -> list[tuple[int, int, int]]:
-    """(step, revision, generation) of all steps, in the order in which they were made."""
+def steps_of(project: Project) -> list[tuple[int, int, int, str]]:
+    """(step, revision, generation, whether it was saved or started from), in order."""
     lines = (project.output / "steps").read_text().rpartition("\n")[0].splitlines()
-    return [(int(step), int(revision), int(generation)) for step, revision, generation in map(str.split, lines)]
+    words = [line.split() for line in lines]
+    return [(int(step), int(revision), int(generation), kind) for step, revision, generation, kind in words]
