@@ -93,7 +93,9 @@ session.close()
 """
 
 
-# Every step is saved, and written down by rank 0 after that; so is the step from which each world goes on.
+# Every step is saved, and written down by rank 0 after that; so is the step from which each world goes on. The promise
+# is that of docs/launch.md: "The same pods go on with the new files, from a checkpoint that the scripts save first."
+# A step that was made and not yet saved when its world ended may be made again; one that is saved never is.
 EACH_STEP = """
 import os
 import sys
