@@ -18,10 +18,11 @@ from controller.counted_work import count_calls
 from costly_rules import costly_rules
 from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.apply import manifests
+from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model import own_size
 from elasticjob_operator.model.observe import Job, Node, PoolShare, observe_job, observe_pod
 from elasticjob_operator.model.served import Served
-from elasticjob_operator.plan.plan import Plan, Seen, plan
+from elasticjob_operator.plan.plan import NewPod, Plan, Seen, plan
 from elasticjob_operator.pool import capacity
 from elasticjob_operator.rest.json_stream import has_too_many_values
 
@@ -180,6 +181,21 @@ def test_a_pod_names_no_more_amounts_than_a_node_has() -> None:
     spec["template"]["spec"]["containers"].append({"name": "more", "resources": {"requests": {"cpu": "1"}}})
     (problem,) = observe_job(json.loads(make_raw(spec))).problems
     assert "its containers name 1025 amounts of resources; the limit is 1024" in str(problem)
+
+
+def test_a_pod_that_avoids_nodes_is_hardly_larger_than_its_template() -> None:
+    """Where they are excluded, each term of the job's own affinity names all of them, and a term has two bytes."""
+    most = 256 * 1024  # bytes of JSON, which are written at a stretch, for several pods at a time
+    nodes = tuple(f"ip-10-0-{number}-1.eu-central-1.compute.internal" for number in range(2 * faulty_nodes.MOST_NODES))
+    rules: dict[str, Any] = {"nodeSelectorTerms": [{}] * 64}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rules}}
+    spec = {**with_pod({"affinity": affinity}), "health": {"avoidNodes": "Required"}}
+    job = observe_job(json.loads(make_raw(spec)))
+    assert job.spec is not None
+    assert len(json.dumps(manifests.build_pod(job, job.spec, NewPod(0, nodes), SETTINGS))) <= most
+    rules["nodeSelectorTerms"] = [{}] * 65
+    (problem,) = observe_job(json.loads(make_raw(spec))).problems
+    assert "nodeSelectorTerms has 65 entries; the limit is 64" in str(problem)
 
 
 def test_what_has_been_checked_is_not_checked_at_each_change() -> None:
