@@ -32,6 +32,7 @@ LIMITS = {
     "containers of a pod, and init containers": podtemplate.MOST_CONTAINERS,
     "resources that a container names": podtemplate.MOST_RESOURCES,
     "amounts of resources that a pod names": podtemplate.MOST_AMOUNTS,
+    "terms of a pod's required node affinity": podtemplate.MOST_TERMS,
     "processes of a pod": podtemplate.MOST_PROCESSES,
     "values in an object of the API server": json_stream.MOST_VALUES,
     "bytes of an object of the API server that is read alone": client.MOST_OBJECT_BYTES,

@@ -36,6 +36,7 @@ KINDS: Final = ("containers", "initContainers")
 MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
 MOST_RESOURCES: Final = 256  # of a container; no node has as many
 MOST_AMOUNTS: Final = 1024  # requests and limits of a pod
+MOST_TERMS: Final = 64  # of a node affinity; each has to name all the faulty nodes that a job excludes
 
 
 def check_template(template: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +88,11 @@ def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
     node = shaped["nodeAffinity"] = _shaped(shaped["nodeAffinity"], {REQUIRED: "an object", PREFERRED: _OBJECTS}, path)
     if REQUIRED in node:
         node[REQUIRED] = _shaped(node[REQUIRED], {"nodeSelectorTerms": _OBJECTS}, f"{path}.{REQUIRED}")
-        for i, term in enumerate(node[REQUIRED].get("nodeSelectorTerms", ())):
+        terms = node[REQUIRED].get("nodeSelectorTerms", ())
+        if len(terms) > MOST_TERMS:
+            told = f"has {len(terms)} entries; the limit is {MOST_TERMS}: join them, with several values in one"
+            raise ValueError(f"{path}.{REQUIRED}.nodeSelectorTerms {told}")
+        for i, term in enumerate(terms):
             if not isinstance(term.get("matchExpressions") or [], list):
                 where = f"{path}.{REQUIRED}.nodeSelectorTerms[{i}].matchExpressions"
                 raise ValueError(f"{where} must be {_OBJECTS}")  # noqa: TRY004 - for pydantic

@@ -50,8 +50,14 @@ def many(count: int, **more: Any) -> list[dict[str, Any]]:
     return [{"name": f"n{number}", **more} for number in range(count)]
 
 
-TERMS = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a"}]}] * 5_000}
-AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}}
+TERMS = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a"}]}] * podtemplate.MOST_TERMS}
+WISHES = [{"weight": 1, "preference": {"matchExpressions": [{"key": "a"}]}}] * 3_000
+AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": TERMS,
+        "preferredDuringSchedulingIgnoredDuringExecution": WISHES,
+    }
+}
 SPECS: Mapping[str, dict[str, Any]] = {
     "variables": with_pod(env=many(9_500)),
     "a long argument": with_pod(args=["x" * 250_000]),
@@ -185,7 +191,7 @@ def test_a_pod_names_no_more_amounts_than_a_node_has() -> None:
 
 def test_a_pod_that_avoids_nodes_is_hardly_larger_than_its_template() -> None:
     """Where they are excluded, each term of the job's own affinity names all of them, and a term has two bytes."""
-    most = 256 * 1024  # bytes of JSON, which are written at a stretch, for several pods at a time
+    most = 512 * 1024  # bytes of JSON, which are written at a stretch, for several pods at a time
     nodes = tuple(f"ip-10-0-{number}-1.eu-central-1.compute.internal" for number in range(2 * faulty_nodes.MOST_NODES))
     rules: dict[str, Any] = {"nodeSelectorTerms": [{}] * 64}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rules}}
