@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from elasticjob import Session
+from worker import fake_nccl
 
 JOINED, LAST = 4, 9
 
@@ -17,7 +18,7 @@ torch.set_num_threads(1)
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session = Session(model=model, optimizer=optimizer)
+session = Session(model=model, optimizer=optimizer, backend=fake_nccl.choose())
 folder = Path(os.environ["OUT"])
 
 

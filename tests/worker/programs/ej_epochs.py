@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from backends import choose  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob import ElasticDistributedSampler, Session
@@ -36,17 +37,20 @@ def main() -> None:
     sampler = ElasticDistributedSampler(data, global_batch_size=12)
     loader = DataLoader(data, batch_sampler=sampler)
     descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    session = Session(model=model, optimizer=optimizer, sampler=sampler, scheduler=scheduler)
+    session = Session(model=model, optimizer=optimizer, sampler=sampler, backend=choose(), scheduler=scheduler)
 
     def note(**line: object) -> None:
         place = {"rank": session.rank, "world": session.world_size, "generation": session.generation}
         line |= {"t": time.time(), "step": session.committed, "epoch": epoch, "pid": os.getpid()}
         os.write(descriptor, (json.dumps({**place, **line}) + "\n").encode())
 
-    def evaluate() -> None:
+    def evaluate() -> torch.Tensor:
         both = torch.tensor([1.0, float(epoch)])
         if session.world_size > 1:
             dist.all_reduce(both)
+        return both
+
+    def note_evaluation(both: torch.Tensor) -> None:
         count, epochs = both.tolist()
         note(ranks=count, epochs=epochs / count)
 
@@ -68,10 +72,12 @@ def main() -> None:
             note()
             time.sleep(0.02)
         if args.interruptible:
-            with session.interruptible():
-                evaluate()
+            with session.interruptible() as block:
+                found = evaluate()
+            if block.is_whole:
+                note_evaluation(found)
         else:
-            evaluate()
+            note_evaluation(evaluate())
         scheduler.step()
         note(made=made, rate=optimizer.param_groups[0]["lr"])
         if args.again and epoch == 2:

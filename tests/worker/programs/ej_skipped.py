@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ def main() -> None:
     parser.add_argument("--linger", type=Path, required=True, help="two ranks linger in that step until this exists")
     parser.add_argument("--reduce", action="store_true", help="and then use a collective, still inside of the block")
     args = parser.parse_args()
+    from backends import choose  # type: ignore[import-not-found]
+
     args.out.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -34,7 +37,8 @@ def main() -> None:
     sampler = ElasticDistributedSampler(data, global_batch_size=12)
     loader = DataLoader(data, batch_sampler=sampler)
     descriptor = os.open(args.out / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    session = Session(model=model, optimizer=optimizer, sampler=sampler, scheduler=scheduler, scaler=scaler)
+    extras: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler}
+    session = Session(model=model, optimizer=optimizer, sampler=sampler, backend=choose(), **extras)
 
     def note(**line: object) -> None:
         place = {"t": time.time(), "rank": session.rank, "world": session.world_size, "generation": session.generation}

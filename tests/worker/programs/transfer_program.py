@@ -1,8 +1,11 @@
-"""Three ranks exchange a state: what is sent, what arrives, and what stays unchanged."""
+"""Three ranks exchange a state: what is sent, what arrives, and what stays unchanged. With `device` as its argument,
+the state travels like that of a device, over `worker.fake_nccl`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -12,11 +15,16 @@ import torch.distributed as dist
 
 from elasticjob.collectives import messages, skeletons
 from elasticjob.sessions import transfer
+from worker import fake_nccl
 from worker.programs.saying import say
 from worker.programs.unpickling import forbid_unpickling
 
 forbid_unpickling()
-dist.init_process_group("gloo")
+if sys.argv[1] == "device":
+    fake_nccl.put_state_on_device()
+dist.init_process_group(fake_nccl.NAME if sys.argv[1] == "device" else "gloo")
+FLAGS = dist.new_group(backend="gloo")
+say("kind", sys.argv[1])
 RANK, SOURCE = dist.get_rank(), 1
 sent: list[int] = []
 broadcast, isend = dist.broadcast, dist.isend
@@ -51,7 +59,7 @@ def exchange(seed: int, steps: int, keep: bool) -> None:
     before = [tensor.clone() for tensor in mine["model"].values()]
     inventory = transfer.take_inventory(mine)
     with counted():
-        got = transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), keep).run(inventory)
+        got = transfer.Exchange(RANK, SOURCE, FLAGS, torch.device("cpu"), keep).run(inventory)
     wanted = make_state(1, 3)
     now = wanted if got is None else got
     pairs = [(wanted["model"][name], now["model"][name]) for name in wanted["model"]]
@@ -67,9 +75,9 @@ def exchange(seed: int, steps: int, keep: bool) -> None:
 exchange(seed=RANK, steps=(0, 3, 2)[RANK], keep=RANK == 2)
 # All have the same: the digests say so.
 inventory = transfer.take_inventory(make_state(1, 3))
-say("same digest", len(set(messages.all_gather_json(transfer.digest_inventory(inventory)))) == 1)
+say("same digest", len(set(messages.all_gather_json(transfer.digest_inventory(inventory), FLAGS))) == 1)
 with counted():
-    transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), True).run(inventory)
+    transfer.Exchange(RANK, SOURCE, FLAGS, torch.device("cpu"), True).run(inventory)
 say("nothing is sent", sum(size for size in sent if size > 1_000) == 0)
 say("chunks", [len(section.digests) for section in inventory.values()])
 assert skeletons.CHUNK_BYTES < 8_000_000
@@ -78,7 +86,7 @@ large = {str(index): torch.full((skeletons.CHUNK_BYTES // 4,), float(1 + index))
 empty = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
 inventory = transfer.take_inventory({"model": empty if RANK == 0 else large})
 with counted():
-    transfer.Exchange(RANK, SOURCE, dist.group.WORLD, torch.device("cpu"), RANK != 0).run(inventory)
+    transfer.Exchange(RANK, SOURCE, FLAGS, torch.device("cpu"), RANK != 0).run(inventory)
 say("shared", sum(size for size in sent if size >= skeletons.CHUNK_BYTES) // skeletons.CHUNK_BYTES)
 say("complete", all(torch.equal(tensor, large[name]) for name, tensor in (empty if RANK == 0 else large).items()))
 dist.barrier()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_the_first_step_of_a_joiner_counts_as_that_of_the_others(tmp_path: Path) -> None:
     with FakeAgent(PROGRAMS / "closure_program.py", tmp_path) as agent:
         agent.start(1)
@@ -22,6 +25,7 @@ def test_the_first_step_of_a_joiner_counts_as_that_of_the_others(tmp_path: Path)
     assert {row["world"] for row in agent.rows if row["step"] == 9} == {2}
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_a_rank_whose_closure_makes_no_gradients_is_told(tmp_path: Path) -> None:
     """The other one goes on from memory, though it was inside of the optimizer's step when that rank ended."""
     with FakeAgent(PROGRAMS / "closure_program.py", tmp_path, SKIPS="yes") as agent:

@@ -54,6 +54,7 @@ def find_mistakes(lines: Lines) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("epoch_steps", [1, 2])
+@pytest.mark.usefixtures("backend_if_long")
 def test_who_is_announced_in_the_last_step_of_an_epoch_begins_with_the_next_one(
     tmp_path: Path, epoch_steps: int
 ) -> None:
@@ -74,8 +75,17 @@ def test_who_is_announced_in_the_last_step_of_an_epoch_begins_with_the_next_one(
     assert all(line["made"] for line in lines if "made" in line), "an epoch without a batch"
 
 
-@pytest.mark.parametrize("option", ["--epoch-steps=1", "--interruptible"])
-def test_who_comes_after_a_loss_is_where_the_others_are(tmp_path: Path, option: str) -> None:
+@pytest.mark.usefixtures("backend")
+def test_who_comes_after_a_loss_is_where_the_others_are(tmp_path: Path) -> None:
+    check_losses(tmp_path, "--interruptible")
+
+
+def test_nor_does_a_loss_outside_of_any_block_part_them(tmp_path: Path) -> None:
+    """On a device, nobody would know that the evaluation is wrong then."""
+    check_losses(tmp_path, "--epoch-steps=1")
+
+
+def check_losses(tmp_path: Path, option: str) -> None:
     with FakeHub(size=2, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
         hub.reconnect_grace = 0.5
         story = Story(hub, pods, Steps(tmp_path / "out"), option)
@@ -89,6 +99,7 @@ def test_who_comes_after_a_loss_is_where_the_others_are(tmp_path: Path, option: 
     assert not list(find_mistakes(story.steps.read()))
 
 
+@pytest.mark.usefixtures("backend")
 def test_who_is_left_behind_in_an_epoch_begins_again(tmp_path: Path) -> None:
     """A world breaks while one rank is still in the last step of an epoch, and another one in what follows."""
     told = tmp_path / "told"
@@ -115,6 +126,7 @@ def test_who_is_left_behind_in_an_epoch_begins_again(tmp_path: Path) -> None:
     assert not list(find_mistakes(story.steps.read()))
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_who_waited_while_a_smaller_world_went_on_begins_again_and_is_not_blamed(tmp_path: Path) -> None:
     """Not every size is legal: it waits with its memory, and the others come to the end of an epoch."""
     with FakeHub(size=1, max_size=3) as hub, Pods(tmp_path, hub.url) as pods:

@@ -15,6 +15,7 @@ PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_skipped.py")
 
 
 @pytest.mark.parametrize("options", [[], ["--reduce"]], ids=["at-its-end", "inside"])
+@pytest.mark.usefixtures("backend")
 def test_a_skipped_step_is_not_repeated_after_a_loss(options: list[str], tmp_path: Path) -> None:
     """All gradients were there: the scale and the schedule have changed, and nobody takes that back."""
     told, steps = tmp_path / "told", Steps(tmp_path / "out")
