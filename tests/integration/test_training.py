@@ -43,6 +43,17 @@ def await_step(out: Path, world: int, after: float = 0.0) -> float:
     return wait_for(look, f"a step in a world of {world}", timeout=120)
 
 
+@pytest.mark.parametrize("rendezvous", [{}, {"backend": "c10d", "endpoint": "127.0.0.1:29478"}], ids=["", "c10d"])
+def test_cpus_that_others_add_to_a_pod_count(jobs: Jobs, tmp_path: Path, rendezvous: dict[str, Any]) -> None:
+    """The API server sets the defaults of a LimitRange in the pod, and the job's template knows nothing of them."""
+    body = {"metadata": {"name": "range"}, "spec": {"limits": [{"type": "Container", "default": {"cpu": "2"}}]}}
+    jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/limitranges", body)
+    jobs.create("cpus", torchrun_spec(tmp_path, replicas=1, nprocPerNode="cpu", rendezvous=rendezvous))
+    await_step(tmp_path, 2)
+    status = wait_for(lambda: s if (s := jobs.status("cpus")).get("nprocPerNode") == 2 else None, "both are counted")
+    assert status["rendezvous"]["processes"] == 2
+
+
 def test_torchrun_grows_and_survives_the_loss_of_rank_0(jobs: Jobs, cluster: Cluster, tmp_path: Path) -> None:
     jobs.create("steps", torchrun_spec(tmp_path))
     await_step(tmp_path, 2)
