@@ -367,12 +367,23 @@ def find_unknown_devices(template: Mapping[str, Any]) -> tuple[str, ...]:
 
 def count_cpus(template: Mapping[str, Any]) -> int:
     """Whole CPUs in the trainer's limits (or requests), at least 1."""
-    resources = _trainer_resources(template)
-    value = (resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu") or 1
     try:
-        return max(1, math.floor(quantity.parse(value)))
+        return max(1, math.floor(quantity.parse(_find_cpus(template) or 1)))
     except ValueError:  # the API server reports the invalid quantity
         return 1
+
+
+def _find_cpus(template: Mapping[str, Any]) -> Any:
+    resources = _trainer_resources(template)
+    return (resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu")
+
+
+def leaves_nproc_to_pods(wanted: int | str, template: Mapping[str, Any]) -> bool:
+    """Whether each pod has as many worker processes as CPUs, and the template does not say how many these are.
+
+    The kubelet knows: those of a LimitRange that the API server has set in the pod, or else all of the node.
+    """
+    return wanted == "cpu" and not _find_cpus(template)
 
 
 def resolve_nproc(wanted: int | str, template: Mapping[str, Any]) -> int:

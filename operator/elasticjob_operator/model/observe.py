@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from elasticjob_operator import api, numerals
+from elasticjob_operator import api, numerals, quantity
 from elasticjob_operator.api import bounds, names, podtemplate, wire
 from elasticjob_operator.model import containers, contests, notices, ownership, reading, topology
 from elasticjob_operator.model.containers import LONGEST_MESSAGE, LONGEST_REASON, Exit, PodPhase
@@ -327,3 +328,15 @@ def _object(value: object) -> Raw:
 def resolve_nproc(spec: api.Spec) -> int:
     """Worker processes per pod; the same number goes into the environment, the hub and the status."""
     return podtemplate.resolve_nproc(spec.nproc_per_node, spec.template)
+
+
+def count_processes(spec: api.Spec, pod: Pod) -> int:
+    """Worker processes of this pod, which may have CPUs that the template does not name."""
+    if not podtemplate.leaves_nproc_to_pods(spec.nproc_per_node, spec.template):
+        return resolve_nproc(spec)
+    wanted = (podtemplate.trainer_container(spec.template), "limits", "cpu")
+    limit = next((amount for *what, amount in pod.sizes if tuple(what) == wanted), "1")
+    try:
+        return max(1, math.ceil(quantity.parse(limit)))  # as the kubelet rounds them
+    except ValueError:
+        return 1

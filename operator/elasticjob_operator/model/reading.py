@@ -293,15 +293,16 @@ def keep_in_force(spec: api.Spec, status: api.Status) -> tuple[api.Spec, tuple[N
     held = status.in_force
     if held is None or status.is_fresh:
         return spec, ()
-    was, changed = held.rendezvous, []
-    if podtemplate.resolve_nproc(spec.nproc_per_node, spec.template) != held.nproc_per_node:
+    was, changed, nproc = held.rendezvous, [], spec.nproc_per_node
+    if podtemplate.resolve_nproc(nproc, spec.template) != held.nproc_per_node:
+        nproc = held.nproc_per_node
         changed.append(f"nprocPerNode (now {held.nproc_per_node})")
     for name in ("backend", "endpoint", "conf"):
         now = getattr(was, name)
         if (getattr(spec.rendezvous, name) or None) != (now or None):
             changed.append(f"rendezvous.{name}" + (f" (now {now})" if name == "backend" else ""))
     rendezvous = api.Rendezvous.model_construct(backend=was.backend, endpoint=was.endpoint, conf=was.conf)
-    kept = spec.model_copy(update={"nproc_per_node": held.nproc_per_node, "rendezvous": rendezvous})
+    kept = spec.model_copy(update={"nproc_per_node": nproc, "rendezvous": rendezvous})
     if not changed:
         return kept, ()
     message = f"spec: the change of {', '.join(changed)} waits: suspend the job (runPolicy.suspend) and resume it"

@@ -7,7 +7,7 @@ from elasticjob_operator.api.names import Cause
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Worker
 from elasticjob_operator.model.containers import PodPhase
-from elasticjob_operator.model.observe import Pod, resolve_nproc
+from elasticjob_operator.model.observe import Pod, count_processes
 from elasticjob_operator.plan.values import Seen
 from elasticjob_operator.times import format_time
 
@@ -40,15 +40,14 @@ def decide(seen: Seen, spec: api.Spec, status: api.Status) -> Decision:
         return Decision(State.WAITING, f"{len(chosen)} of at least {spec.min_replicas} pods are running")
     if [m.uid for m in before.members] == [p.uid for p in chosen]:
         return Decision(State.RUNNING, "torch's own rendezvous")
-    nproc = resolve_nproc(spec)
     members = [
-        api.Member(pod=p.name, uid=p.uid, node=p.node, rank=rank, address=p.ip or None, nproc=nproc)
+        api.Member(pod=p.name, uid=p.uid, node=p.node, rank=rank, address=p.ip or None, nproc=count_processes(spec, p))
         for rank, p in enumerate(chosen)
     ]
     world = api.RendezvousStatus(
         generation=before.generation + 1,
         world_size=len(members),
-        processes=len(members) * nproc,
+        processes=sum(m.nproc for m in members),
         members=members,
         formed_time=format_time(seen.now),
         reason=Cause.PODS_CHANGED if before.members else Cause.START,

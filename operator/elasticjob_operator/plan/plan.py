@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from elasticjob_operator import api
-from elasticjob_operator.api import names, wire
+from elasticjob_operator.api import names, podtemplate, wire
 from elasticjob_operator.failures import backoff_rules, budget, health_watch, held_pods, incidents, silence, stragglers
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.membership import decide, directives, probing
@@ -162,7 +162,7 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
     changes: StatusFields = {
         "observed_generation": seen.job.generation,
         "selector": names.selector(seen.job.name),
-        "nproc_per_node": resolve_nproc(spec),
+        "nproc_per_node": _count_processes(spec, status),
     }
     if status.is_fresh or status.in_force is None:
         changes["in_force"] = reading.in_force(spec)
@@ -176,6 +176,12 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["capacity"] = _keep_failed_sizes(spec, status)
         changes["restarts"] = revise(status.restarts, backoff=backoff_rules.keep(status.restarts.backoff, spec))
     return revise(status, **changes)
+
+
+def _count_processes(spec: api.Spec, status: api.Status) -> int:
+    """Of a pod: where only the pods know, those of the members tell."""
+    members = status.rendezvous.members if podtemplate.leaves_nproc_to_pods(spec.nproc_per_node, spec.template) else ()
+    return max((m.nproc for m in members), default=resolve_nproc(spec))
 
 
 def _keep_failed_sizes(spec: api.Spec, status: api.Status) -> api.CapacityStatus | None:

@@ -124,6 +124,16 @@ def test_the_template_is_not_changed() -> None:
     assert spec.template == before
 
 
+def test_cpus_that_only_the_kubelet_knows_are_left_to_it() -> None:
+    """A LimitRange may add them to the pod; an amount in the template is computed as before."""
+    source = {"containerName": "worker", "resource": "limits.cpu"}
+    assert environment(build(make_spec(nprocPerNode="cpu")))["PET_NPROC_PER_NODE"] == {"resourceFieldRef": source}
+    for kind in ("limits", "requests"):
+        worker = {"name": "worker", "image": "train:1", "resources": {kind: {"cpu": "3500m"}}}
+        spec = make_spec(nprocPerNode="cpu", template={"spec": {"containers": [worker]}})
+        assert environment(build(spec))["PET_NPROC_PER_NODE"] == "3"
+
+
 def test_environment_of_the_operators_rendezvous() -> None:
     env = environment(build(make_spec(nprocPerNode=3)))
     assert env["PET_RDZV_BACKEND"] == "elasticjob"

@@ -374,6 +374,13 @@ def test_the_running_world_goes_on_with_what_it_started_with(
     assert {"name": "PET_NPROC_PER_NODE", "value": "1"} in environment
 
 
+def test_cpus_that_only_the_pods_know_are_no_number_that_is_held() -> None:
+    job = read(make_spec(nprocPerNode="cpu"), started_with(nprocPerNode="cpu"))
+    assert job.spec is not None
+    assert job.spec.nproc_per_node == "cpu", "the next pods, too, take those that they are given"
+    assert not condition(job, "Warning")
+
+
 def test_a_change_takes_effect_when_the_job_is_resumed() -> None:
     status = started_with()
     paused = plan(Seen(job=read(make_spec(nprocPerNode=4, runPolicy={"suspend": True}), status), now=NOW)).status.dump()

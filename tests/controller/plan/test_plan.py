@@ -302,6 +302,19 @@ def test_torchs_own_rendezvous_forms_a_world_of_running_pods() -> None:
     assert not made.directives
 
 
+def test_each_pod_may_have_cpus_that_the_template_does_not_name() -> None:
+    """The status counts what a LimitRange has set in the pods, also in the next look at a job that runs."""
+    spec = make_spec(2, 2, rendezvous={"backend": "c10d"}, nprocPerNode="cpu")
+    sizes = [(("worker", "limits", "cpu", amount), ("proxy", "limits", "cpu", "9")) for amount in ("3.5", "2")]
+    pods = tuple(make_pod(i, sizes=of_pod) for i, of_pod in enumerate(sizes))
+    made = plan(see(make_job(spec, started()), pods))
+    assert [m.nproc for m in made.status.rendezvous.members] == [4, 2]
+    assert made.status.rendezvous.processes == 6
+    again = plan(see(make_job(spec, made.status), pods))
+    assert again.status.nproc_per_node == 4
+    assert not again.status.is_true("Warning")
+
+
 def test_torchs_own_rendezvous_takes_only_indices_below_wanted() -> None:
     spec = make_spec(2, 2, rendezvous={"backend": "static"})
     made = plan(see(make_job(spec, started()), (make_pod(0, deleting=NOW + 5), make_pod(1))))

@@ -7,7 +7,7 @@ from typing import Final
 
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
-from elasticjob_operator.api.podtemplate import count_devices, trainer_container
+from elasticjob_operator.api.podtemplate import count_devices, leaves_nproc_to_pods, trainer_container
 from elasticjob_operator.apply.manifests import affinity, gangs
 from elasticjob_operator.apply.manifests.common import Object, Settings, metadata
 from elasticjob_operator.failures import stragglers
@@ -85,7 +85,7 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
         {"name": names.ENV_GRACE_SECONDS, "value": str(grace)},
         {"name": names.ENV_HANG_TIMEOUT, "value": str(spec.health.hang_timeout_seconds)},
         {"name": names.ENV_PREFLIGHT, "value": spec.health.preflight.value},
-        {"name": "PET_NPROC_PER_NODE", "value": str(resolve_nproc(spec))},
+        {"name": "PET_NPROC_PER_NODE", **_processes(spec)},
         {"name": "PET_RDZV_ID", "value": job.uid},
         {"name": "PET_MONITOR_INTERVAL", "value": "0.1"},
     ]
@@ -104,6 +104,13 @@ def environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> lis
     if spec.health.stragglers is not None:
         variables.append({"name": names.ENV_STRAGGLER_SECONDS, "value": str(stragglers.WINDOW_SECONDS)})
     return variables + _rendezvous_environment(job, spec, index, settings)
+
+
+def _processes(spec: api.Spec) -> Object:
+    if not leaves_nproc_to_pods(spec.nproc_per_node, spec.template):
+        return {"value": str(resolve_nproc(spec))}
+    source = {"containerName": trainer_container(spec.template), "resource": "limits.cpu"}
+    return {"valueFrom": {"resourceFieldRef": source}}
 
 
 def _rendezvous_environment(job: Job, spec: api.Spec, index: int, settings: Settings) -> list[Object]:
