@@ -30,15 +30,15 @@ def find_ports(cluster: Cluster) -> dict[str, int]:
     raise AssertionError("the cluster has no etcd")
 
 
-def ask(port: int, tls: ssl.SSLContext | None) -> int:
-    """The status of the answer to a request for etcd's version; raises OSError or HTTPException without one."""
+def ask(port: int, tls: ssl.SSLContext | None, path: str = "/version", host: str = "127.0.0.1") -> int:
+    """The status of the answer to a request; raises OSError or HTTPException without one."""
     connection = (
-        http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        http.client.HTTPConnection(host, port, timeout=10)
         if tls is None
-        else http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=tls)
+        else http.client.HTTPSConnection(host, port, timeout=10, context=tls)
     )
     try:
-        connection.request("GET", "/version")
+        connection.request("GET", path)
         return connection.getresponse().status
     finally:
         connection.close()
@@ -63,6 +63,22 @@ def test_etcd_answers_only_its_cluster(cluster: Cluster) -> None:
         with pytest.raises((OSError, http.client.HTTPException)):
             ask(port, without_a_check(cluster.directory / "pki/admin.crt"))
     assert ask(ports["clients"], without_a_check(cluster.directory / "pki/etcd/client.crt")) == 200
+
+
+def test_a_node_answers_only_the_api_server(cluster: Cluster) -> None:
+    """It runs commands in every pod for whoever it answers, and asks nobody what they may do."""
+    node = json.loads(next(cluster.directory.glob("nodes/*/node.json")).read_text())
+    paths = ("/healthz", "/containerLogs/default/x/main", "/exec/default/x/main?command=id")
+
+    def answer(who: str) -> list[int]:
+        tls = without_a_check(cluster.directory / "pki" / f"{who}.crt")
+        return [ask(node["port"], tls, path, node["address"]) for path in paths]
+
+    assert answer("kubelet-client") == [200, 404, 404]
+    for who in ("admin", "apiserver", f"node-{node['name']}"):
+        assert answer(who) == [403, 403, 403]
+    with pytest.raises((OSError, http.client.HTTPException)):
+        ask(node["port"], without_a_check(), paths[0], node["address"])
 
 
 def test_files_are_the_owners_alone(cluster: Cluster) -> None:
