@@ -8,9 +8,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from elasticjob_devcluster.flags import Tuning
+
+KUBELET_CLIENT: Final = "kube-apiserver-kubelet-client"  # the user as which the API server asks the nodes
+ADMINISTRATORS: Final = "system:masters"  # no other certificate that Kubernetes signs may be in this group
 
 
 @dataclass(frozen=True)

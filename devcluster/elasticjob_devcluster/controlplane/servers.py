@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticjob_devcluster import flags
-from elasticjob_devcluster.config import ClusterConfig
+from elasticjob_devcluster.config import ADMINISTRATORS, KUBELET_CLIENT, ClusterConfig
 from elasticjob_devcluster.controlplane.certs import Authority, make_service_account_key, write_secret
 from elasticjob_devcluster.system import addresses, processes
 
@@ -61,9 +61,9 @@ class ControlPlane:
         """Create keys, certificates and files that do not depend on ports."""
         names = ("127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1")
         self.authority.issue("apiserver", "kube-apiserver", addresses=names)
-        self.authority.issue("admin", "devcluster-admin", organization="system:masters")
-        self.authority.issue("control", "devcluster-control-plane", organization="system:masters")
-        self.authority.issue("kubelet-client", "kube-apiserver-kubelet-client", organization="system:masters")
+        self.authority.issue("admin", "devcluster-admin", organization=ADMINISTRATORS)
+        self.authority.issue("control", "devcluster-control-plane", organization=ADMINISTRATORS)
+        self.authority.issue("kubelet-client", KUBELET_CLIENT, organization=ADMINISTRATORS)
         etcd = Authority(self.layout.etcd_pki)
         etcd.issue("server", "etcd", addresses=("127.0.0.1",))
         etcd.issue("client", "kube-apiserver")

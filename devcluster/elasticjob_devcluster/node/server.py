@@ -1,6 +1,7 @@
 """The part of the kubelet's API that logs and exec need: `/containerLogs/...`, `/exec/...` and `/healthz`, over TLS.
 
-Only the API server may ask. Exec is for clients that speak WebSocket, and has no stdin.
+Only the API server may ask; other certificates of the cluster are refused. Exec is for clients that speak WebSocket,
+and has no stdin.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 import json
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
+from elasticjob_devcluster.config import ADMINISTRATORS, KUBELET_CLIENT
 from elasticjob_devcluster.node.context import Node
 from elasticjob_devcluster.node.pod import PodWorker
 from elasticjob_devcluster.runtime import containerlog
@@ -26,6 +29,21 @@ STDOUT, STDERR, VERDICT = 1, 2, 3  # its channels
 CHUNK = 64 * 1024
 
 
+@web.middleware
+async def _refuse_others(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    if not is_api_server(request.get_extra_info("peercert")):
+        return web.Response(status=403, text="only the API server may ask a node")
+    return await handler(request)
+
+
+def is_api_server(certificate: Mapping[str, Any] | None) -> bool:
+    """Whether this is the certificate of the API server for kubelets, as `SSLSocket.getpeercert` has it."""
+    subject = {field for part in (certificate or {}).get("subject", ()) for field in part}
+    return subject == {("organizationName", ADMINISTRATORS), ("commonName", KUBELET_CLIENT)}
+
+
 class NodeServer:
     def __init__(self, node: Node, find: Callable[[str, str], PodWorker | None]) -> None:
         self._node = node
@@ -33,7 +51,7 @@ class NodeServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[_refuse_others])
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
