@@ -682,3 +682,62 @@ def test_a_script_that_fails_at_every_size_does_not_move_between_them_for_ever()
     for size in (3, 3, 2, 2, 2):
         fail_in_a_world_of(cluster, size)
     assert failed(cluster)[0] == "MaxRestartsExceeded"
+
+
+REFUSED = "elasticjob.errors.StepsDifferError: rank 1 has left block 4 without a step. Skip a step on all ranks or none"
+
+
+def refuse(cluster: Cluster, step: int, message: str = REFUSED) -> None:
+    """The script trains on, and then the runtime refuses what one of its ranks does."""
+    cluster.run_until(lambda: cluster.trains)
+    cluster.report(0, step=step)
+    cluster.run(1)
+    total = cluster.status.restarts.total
+    cluster.agent(1).fail(1, message)
+    cluster.run_until(lambda: cluster.status.restarts.total > total)
+
+
+@pytest.mark.parametrize("second", [REFUSED, "elasticjob.errors.StepsDifferError: rank 0 has ended its training"])
+def test_a_script_that_is_refused_again_fails_the_job_with_the_remedy(second: str) -> None:
+    """Whatever it has trained in between, which gives the budget back: it would be refused for ever."""
+    cluster = started()
+    refuse(cluster, 10)
+    assert not cluster.status.finished
+    refuse(cluster, 50, second)
+    reason, message = failed(cluster)
+    assert reason == "ScriptRefused"
+    assert "2 times" in message
+    assert second.partition(": ")[2] in message
+
+
+def test_a_refusal_is_forgotten_with_the_window_of_the_budget() -> None:
+    cluster = started(spec=make_spec(2, 4, elasticPolicy={"restartWindowSeconds": 60}))
+    refuse(cluster, 10)
+    cluster.run(120)
+    refuse(cluster, 50)
+    cluster.run_until(lambda: cluster.trains)
+
+
+def test_a_refusal_is_forgotten_with_the_script() -> None:
+    cluster = started()
+    refuse(cluster, 10)
+    container = {"name": "worker", "image": "training:2", "command": ["torchrun", "train.py"]}
+    cluster.edit(template={"spec": {"containers": [container]}})
+    cluster.run(60)
+    refuse(cluster, 50)
+    cluster.run_until(lambda: cluster.trains)
+
+
+def test_an_error_of_the_script_is_no_refusal() -> None:
+    cluster = started()
+    for step in (10, 50, 90):
+        refuse(cluster, step, "mine.StepsDifferError: x")
+    cluster.run_until(lambda: cluster.trains)
+
+
+def test_a_rule_of_the_job_decides_what_a_refusal_means() -> None:
+    rules = [{"action": "Restart", "onExitCodes": {"operator": "In", "values": [1]}}]
+    cluster = started(spec=make_spec(2, 4, failurePolicy={"rules": rules}))
+    for step in (10, 50, 90):
+        refuse(cluster, step)
+    cluster.run_until(lambda: cluster.trains)
