@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elasticjob_operator import api
+from elasticjob_operator.failures import mistakes
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.times import format_time, parse_time
 
@@ -38,6 +39,7 @@ def charge(
     start = parse_time(restarts.window_start)
     window = policy.restart_window_seconds
     expired = start is None or (window > 0 and now - start > window)
+    is_old = mistakes.is_refusal(error) and last is not None and 0 < window < now - last
     return revise(
         base,
         user=1 if expired else restarts.user + 1,
@@ -47,12 +49,21 @@ def charge(
         generation=max(generation, restarts.generation),
         step=max((s for s in (step, restarts.step) if s is not None), default=None),
         error=error or None,
-        alike=restarts.alike + 1 if error and error == restarts.error else 1 if error else 0,
+        alike=restarts.alike + 1 if error and error == restarts.error and not is_old else 1 if error else 0,
     )
 
 
 def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
-    """Reset the budget once training has progressed beyond the step of the last charged failure."""
+    """Reset the budget once training has progressed beyond the step of the last charged failure.
+
+    A refusal is remembered: a script that is refused trains in between, and would be refused for ever.
+    """
     if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
-        return revise(restarts, user=0, window_start=None, error=None, alike=0)
+        paid = revise(restarts, user=0, window_start=None)
+        return paid if mistakes.is_refusal(restarts.error or "") else forget_error(paid)
     return restarts
+
+
+def forget_error(restarts: api.RestartStatus) -> api.RestartStatus:
+    """The same without the last error: training has gone on beyond it, or something may have mended it."""
+    return revise(restarts, error=None, alike=0)

@@ -28,6 +28,7 @@ from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.times import parse_time
 
 REPEATED = 2  # times in a row that the same error stops the training at the same place
+REFUSED_TRIES = 2  # of a script that the runtime refuses: it would go on to do so, whatever is trained in between
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
 CUT_OFF = 0.999  # creation times are whole seconds; only what ends within one may be as old as what has just failed
 _UNSETTLED = (MemberHealth.RUNNING, MemberHealth.STARTING, MemberHealth.STOPPING, MemberHealth.SUSPECT)
@@ -70,6 +71,9 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
         if retreat.should_go_back(change, others, is_last_try=is_over):
             return Accounting(_go_back(spec, status, change))
     is_ruled = classify.find_rule(spec.failure_policy.rules, failure) is not None
+    if verdict is Verdict.RESTART and not is_ruled and _is_refused(status.restarts):
+        times = f"{status.restarts.alike} times, and a restart does not mend it"
+        return Accounting(status, "ScriptRefused", f"the runtime has refused the script {times}; last: {told}")
     if verdict is Verdict.RESTART and not is_ruled and _is_hopeless(seen, status):
         tries = backoff_rules.HOPELESS_TRIES
         return Accounting(
@@ -87,6 +91,10 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
             f"more than elasticPolicy.maxRestarts={limit} restarts{sizes}{same}; last: {told}",
         )
     return Accounting(status)
+
+
+def _is_refused(restarts: api.RestartStatus) -> bool:
+    return restarts.alike >= REFUSED_TRIES and mistakes.is_refusal(restarts.error or "")
 
 
 def _tell_repeated(restarts: api.RestartStatus) -> str:

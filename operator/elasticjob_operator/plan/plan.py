@@ -174,7 +174,9 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
         changes["incidents"] = incidents.close_all(status.incidents)
     if seen.job.generation != status.observed_generation and not seen.job.is_sized_by_pool:
         changes["capacity"] = _keep_failed_sizes(spec, status)
-        changes["restarts"] = revise(status.restarts, backoff=backoff_rules.keep(status.restarts.backoff, spec))
+        is_new = status.template_hash != spec.template_hash
+        restarts = budget.forget_error(status.restarts) if is_new else status.restarts
+        changes["restarts"] = revise(restarts, backoff=backoff_rules.keep(restarts.backoff, spec))
     return revise(status, **changes)
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.failures import budget
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Seen
@@ -35,7 +36,10 @@ def follow(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
             proven=False,
             previous=before if code.proven else None,
         )
-    return status if code == (status.code or api.CodeStatus()) else revise(status, code=code)
+    if code == (status.code or api.CodeStatus()):
+        return status
+    is_new = status.code is None or code.revision != status.code.revision
+    return revise(status, code=code, restarts=budget.forget_error(status.restarts) if is_new else status.restarts)
 
 
 def is_asked(spec: api.Spec, status: api.Status) -> bool:
