@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from controller.api_fixture import answering
 from elasticjob_operator.kube.client import LARGEST_BYTES
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.listing import METADATA_LIST, Listing
+from elasticjob_operator.rest.errors import ApiError
 
 pytestmark = pytest.mark.timeout(60)
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -125,6 +127,32 @@ async def test_large_objects_come_in_small_pages(tmp_path: Path) -> None:
     large = json.dumps("x" * (LARGEST_BYTES // 3))
     read_, _ = await read(Server(*((n, large) for n in names)), tmp_path, Intake())
     assert read_ == names
+
+
+async def test_a_page_that_does_not_come_in_time_is_requested_in_smaller_pieces(tmp_path: Path) -> None:
+    """Of sixty jobs of a megabyte each, a busy API server did not write one page in half a minute."""
+    server, read_ = Server(*((f"p{i}", "1") for i in range(60))), list[str]()
+
+    async def answer_slowly(request: web.Request) -> web.StreamResponse:
+        reply = await server.answer(request)
+        if int(request.query["limit"]) > 40:
+            await asyncio.sleep(60)
+        return reply
+
+    async with answering(answer_slowly, tmp_path, timeout=2.0) as api:
+        await Listing(api, "/api/v1/pods", Intake()).read(lambda item: read_.append(item["metadata"]["name"]))
+    assert read_ == [name for name, _ in server.objects]
+    assert server.asked == [500, 125, 31, 31], "what was in time once is asked for again"
+
+
+async def test_a_server_that_never_answers_in_time_is_not_asked_for_ever(tmp_path: Path) -> None:
+    async def sleep(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with answering(sleep, tmp_path, timeout=0.1) as api:
+        with pytest.raises(ApiError, match="TimeoutError"):
+            await Listing(api, "/api/v1/pods", Intake()).read(lambda item: None)
 
 
 async def test_the_metadata_alone_may_be_enough(tmp_path: Path) -> None:
