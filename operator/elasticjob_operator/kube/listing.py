@@ -1,8 +1,9 @@
 """Reads long lists page by page, even if objects are large or invalid.
 
 A page that is too large or cannot be decoded is requested again in smaller pieces, until the responsible object is
-alone; it is skipped by name, for which the beginning of its metadata is enough. So no object hides the others. Of one
-of too many values, its outline is passed on: it has no labels and no owner, but what it holds. Objects
+alone; it is skipped by name, for which the beginning of its metadata is enough. So no object hides the others. A page
+that does not come in time is requested in smaller pieces, too: a busy server may be slow to write large objects. Of an
+object of too many values, its outline is passed on: it has no labels and no owner, but what it holds. Objects
 are passed on one by one as they are decoded, while the server prepares the next page: the objects of a large cluster
 are never in memory together.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from elasticjob_operator.kube.client import Api, decode_body
 from elasticjob_operator.kube.intake import Intake, name_of
-from elasticjob_operator.rest.errors import UnreadableError
+from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.json_stream import TOO_MANY, TooManyError, outline
 from elasticjob_operator.rest.request import resource_name
 
@@ -78,19 +79,23 @@ class Listing:
         """
         present: list[Raw] = []
         taken: set[tuple[str, ...]] = set()  # from pages that could not be read to their end
-        page = self._request(PAGE, "")
+        page, most = self._request(PAGE, ""), PAGE
         try:
             while True:
                 try:
-                    await self._decode(page, take, taken)
-                except UnreadableError as error:
+                    await self._decode(page, take, taken, most)
+                except ApiError as error:
+                    is_late = page.limit > 1 and isinstance(error.__cause__, TimeoutError)
+                    if not (is_late or isinstance(error, UnreadableError)):
+                        raise
                     page.stop()
+                    most = max(1, page.limit // 4) if is_late else most
                     taken.update(_identify(one) for one in page.present)
                     if page.limit > 1:
                         page = self._request(max(1, page.limit // 4), page.token)
                         continue
                     page = self._request(1, page.token, METADATA_LIST)
-                    await self._decode(page, functools.partial(self._skip, error.message), frozenset(), cut=True)
+                    await self._decode(page, functools.partial(self._skip, error.message), frozenset(), most, cut=True)
                 present += page.present
                 if page.next is None:
                     return Listed(present, page.version)
@@ -109,8 +114,10 @@ class Listing:
         accept = accept or (METADATA_LIST if self.is_metadata_enough else PLAIN)
         return _Page(limit, token, asyncio.create_task(self.api.fetch(self.path, query, accept)))
 
-    async def _decode(self, page: _Page, take: Take, taken: Collection[tuple[str, ...]], *, cut: bool = False) -> None:
-        """Take the other objects of a page, and request the next one as soon as its token is known.
+    async def _decode(
+        self, page: _Page, take: Take, taken: Collection[tuple[str, ...]], most: int, *, cut: bool = False
+    ) -> None:
+        """Take the other objects of a page, and request the next one, of at most so many, once its token is known.
 
         `cut`: of its only object, what comes before the parts of its metadata that may have any size or depth.
         """
@@ -125,7 +132,7 @@ class Listing:
             page.version = str((metadata or {}).get("resourceVersion") or "")
             following = (metadata or {}).get("continue")
             if following:
-                page.next = self._request(min(PAGE, 2 * page.limit), following)
+                page.next = self._request(min(most, 2 * page.limit), following)
                 await asyncio.sleep(SEND_SECONDS)
 
         data = await page.coming
