@@ -82,9 +82,9 @@ class AgentClient:
     async def say(self, message: wire.Hello | wire.State | wire.Progress | wire.Diagnosis) -> None:
         await self.ws.send_str(json.dumps(message.dump()))
 
-    async def hello(self, **state: Any) -> None:
+    async def hello(self, *, sizes: bool = False, **state: Any) -> None:
         state.setdefault("phase", "starting")
-        await self.say(wire.Hello(agent=self.agent, state=wire.AgentState(**state)))
+        await self.say(wire.Hello(agent=self.agent, sizes=sizes, state=wire.AgentState(**state)))
 
     async def state(self, **state: Any) -> None:
         await self.say(wire.State(state=wire.AgentState(**state)))
@@ -131,9 +131,9 @@ async def connected(
 @asynccontextmanager
 async def seated(running: RunningHub, pod: str = "digits-worker-0", **more: Any) -> AsyncIterator[AgentClient]:
     """An agent that has sent hello and received its welcome."""
-    state = more.pop("state", {})
+    state, sizes = more.pop("state", {}), more.pop("sizes", False)
     async with connected(running, pod, **more) as client:
-        await client.hello(**state)
+        await client.hello(sizes=sizes, **state)
         welcome = await client.hear()
         assert isinstance(welcome, wire.Welcome), welcome
         yield client

@@ -18,7 +18,7 @@ from hostile_agents import Peer
 
 pytestmark = pytest.mark.timeout(90)
 PODS = 100
-SETTINGS = replace(FAST, hello_seconds=30, timeout_min=90, slow_seconds=90)
+SETTINGS = replace(FAST, hello_seconds=30, timeout_min=90, slow_seconds=90, max_message_bytes=2**22)
 
 
 async def by_namespace(token: str, address: str) -> auth.Identity | auth.Refusal:
@@ -106,3 +106,26 @@ async def test_agents_that_read_get_more_than_there_is_room_for_at_a_time() -> N
         for pod, expected in zip(pods, worlds, strict=True):
             assert await pod.directive() == expected
         await eventually(lambda: running.hub.places["unread"][0] == 0)
+
+
+@pytest.mark.parametrize(("members", "is_told"), [(500, True), (1_000, False)])
+async def test_an_agent_that_wants_the_members_of_a_long_world_is_told_why_it_gets_none(
+    members: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of n agents would get a list of n members: gigabytes for a job of 5,000 pods."""
+    told = tuple(wire.Member(pod=f"job-worker-{i}", rank=i, address="10.100.100.100") for i in range(members))
+    world = wire.World(generation=1, rank=0, members=told, store=wire.Store(address="a", port=1))
+    async with running_hub(FAST, authenticate=by_namespace) as running:
+        async with seated(running, "0", job="old", heartbeat=None) as old:
+            running.hub.direct(("old", "job"), {"uid-0": world})
+            if is_told:
+                assert await old.directive() == world
+                return
+            error, code = await old.refusal()
+        assert code == 4400 and error is not None and error.code == "version"
+        assert "update elasticjob in the image of the job" in error.message
+        assert "update elasticjob in the image of the job" in caplog.text and "old/job" in caplog.text
+        async with seated(running, "1", job="old", sizes=True, heartbeat=None) as new:
+            running.hub.direct(("old", "job"), {"uid-1": world})
+            directive = await new.directive()
+            assert isinstance(directive, wire.World) and directive.sizes == ((members, 1),)
