@@ -118,7 +118,7 @@ class Agent(asyncio.Protocol):
             self._upgraded = True
             state = {"phase": "starting", "generation": 0}
             name = f"a-{self._number}-{self._lives}"
-            self._say({"v": 1, "type": "hello", "agent": name, "sizes": True, "state": state})
+            self._say({"v": 1, "type": "hello", "agent": name, "sizes": self._swarm.sizes, "state": state})
         while self._take_frame():
             pass
 
@@ -178,6 +178,7 @@ class Agent(asyncio.Protocol):
 class Swarm:
     def __init__(self, arguments: argparse.Namespace, context: ssl.SSLContext | None) -> None:
         self.raw: bool = arguments.raw
+        self.sizes: bool = not arguments.lists
         self.joins: bool = arguments.members > 0  # newcomers are ready at once
         self.refused = 0
         self.attempts: list[float] = []
@@ -273,4 +274,5 @@ if __name__ == "__main__":
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--parallel", type=int, default=64)
+    parser.add_argument("--lists", action="store_true", help="agents that want the members of a world, not its sizes")
     uvloop.run(main(parser.parse_args()))

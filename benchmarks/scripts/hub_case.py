@@ -2,7 +2,8 @@
 
 Prints one JSON object. Each measurement uses a fresh process, because memory left by an earlier case would be counted.
 With `--raw` the same bytes go through bare asyncio connections: the cost of the event loop itself. With `--churn`
-members are lost all the time (`hub_churn`).
+members are lost all the time (`hub_churn`). With `--lists` agents are told the members of a world instead of its sizes,
+and what the ping of another namespace waits meanwhile is measured.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from elasticjob_operator.hub.server import Hub
 from elasticjob_operator.run import file_limits
 
 JOB: JobKey = ("default", "bench")
+OTHER = "other"  # a job of another namespace, with one agent
 PARALLEL = 32  # requests to the API server, as the operator's default
 SWARM = Path(__file__).with_name("agent_swarm.py")
+NEIGHBOUR = "benchmarks.scripts.hub_neighbour"
 
 
 async def by_name(token: str, address: str) -> auth.Identity | auth.Refusal:
     job, _, pod = token.partition("/")
-    return auth.Identity("default", pod, pod, job)
+    return auth.Identity("other" if job == OTHER else "default", pod, pod, job)
 
 
 def resident_bytes() -> int:
@@ -188,6 +191,48 @@ async def measure_hub(agents: int, context: ssl.SSLContext | None, idle: float) 
     return found
 
 
+async def measure_lists(agents: int, context: ssl.SSLContext | None) -> dict[str, Any]:
+    """A world whose agents are told all of its members, and meanwhile the pings of an agent of another namespace."""
+    hub = make_hub(agents + 1)
+    port = await hub.start("127.0.0.1", 0, context)
+    found: dict[str, Any] = {}
+    try:
+        async with swarming(port, agents, context is not None, "--lists") as swarm:
+            await swarm.event("seated")
+            world = world_for(1, agents)
+            found["frameBytes"] = len(frames.DirectiveEncoder().encode(world[uid(0)]))
+            swarm.watch(hub)
+            pulse = Pulse()
+            command = [sys.executable, "-m", NEIGHBOUR, "--port", str(port)]
+            neighbour = await asyncio.create_subprocess_exec(
+                *command, *(["--tls"] if context else []), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            await asyncio.sleep(2.0)
+            quiet, pulse.longest = pulse.longest, 0.0
+            before, stretch = resident_bytes(), Stretch()
+            found["form"] = await tell(hub, swarm, world, "world")
+            found |= {"formCpu": stretch.cpu_seconds(), "stretch": pulse.longest, "quietStretch": quiet}
+            found["formBytes"] = resident_bytes() - before
+            said, _ = await neighbour.communicate(b"end\n")
+            found["waits"] = json.loads(said)
+    finally:
+        await hub.stop()
+    return found
+
+
+class Pulse:
+    """The longest CPU time between two samples of the event loop, of which it takes a thousand a second."""
+
+    def __init__(self) -> None:
+        self.longest, self._before = 0.0, time.thread_time()
+        self._look()
+
+    def _look(self) -> None:
+        now = time.thread_time()
+        self.longest, self._before = max(self.longest, now - self._before), now
+        asyncio.get_running_loop().call_later(0.001, self._look)
+
+
 class Stretch:
     """Wall and CPU time since its creation."""
 
@@ -251,6 +296,8 @@ async def main(arguments: argparse.Namespace) -> None:
         context = certificates.server_context(certificates.create(["127.0.0.1"], datetime.now(UTC)))
     if arguments.raw:
         found = await measure_raw(arguments.agents, context)
+    elif arguments.lists:
+        found = await measure_lists(arguments.agents, context)
     elif arguments.churn:
         churn = hub_churn.Churn(
             arguments.agents, arguments.members, arguments.rate, arguments.churn, one_by_one=arguments.one_by_one
@@ -277,5 +324,6 @@ if __name__ == "__main__":
     parser.add_argument("--churn", type=float, default=0.0, help="seconds in which members are lost")
     parser.add_argument("--members", type=int, default=1000, help="of each world, with --churn")
     parser.add_argument("--rate", type=float, default=0.02, help="share of the agents lost a second, with --churn")
+    parser.add_argument("--lists", action="store_true", help="agents are told the members of their world")
     parser.add_argument("--one-by-one", action="store_true", help="lose agents one after the other, not in waves")
     uvloop.run(main(parser.parse_args()))  # the operator's event loop

@@ -336,6 +336,12 @@ class AgentRegistry:
             return
         if link.has_sent(directive) or link.is_full:
             return  # the sweep retries if the buffer is full
+        if (why_not := link.why_not(directive, entry.job.encoder)) is not None:
+            self._note(
+                entry, f"cannot tell {'/'.join(entry.job.key)} its world: {why_not.error and why_not.error.message}"
+            )
+            self._dismiss(link, why_not)
+            return
         if not self._may_write(entry, _measure(entry)):
             self._put_off_until_room(entry)
             return
