@@ -2,14 +2,15 @@
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection,
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
-does not have the first of two optimizers), SCHEDULE (where a scheduler steps in a step: first, middle or last), WHERE
-(the model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a block of its own), LAST
-(step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas
-between several: forward, micro, backward, applied, halfway, between, message, or entering, with the number of a message
-instead of a step), SENDS (how the last rank sends a large message in each step: broadcast, send or all_to_all; or what
-else all ranks do there: see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each
-backward pass, or with "evaluation" between two steps), MOMENTUM, REST (seconds after the first optimizer has stepped,
-in step 12), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a device).
+does not have the first of two optimizers, or captured: a CUDA graph records each step of it), SCHEDULE (where a
+scheduler steps in a step: first, middle or last), WHERE (the model is evaluated: in a "step" after its optimizer,
+"outside" of any block, or else in a block of its own), LAST (step), KILL ("step:rank" in the first world, in the middle
+of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway,
+between, message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large
+message in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except
+Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), MOMENTUM,
+REST (seconds after the first optimizer has stepped, in step 12), DIE_PACKING (a rank), DIE_TELLING (a generation),
+DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,7 @@ BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
+CAPTURING = {"is_initialized": lambda: True, "is_current_stream_capturing": lambda: True}
 IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
 WHERE = os.environ.get("WHERE", "")
@@ -259,7 +262,8 @@ class Script:
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         if KIND == "compiled" and self.compiled is None:
             self.compiled = torch.compile(optimizer.step, backend="eager")
-        (self.compiled or optimizer.step)()
+        with mock.patch.multiple(torch.cuda, **CAPTURING) if KIND == "captured" else contextlib.nullcontext():
+            (self.compiled or optimizer.step)()
 
     def compute(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         """A closure of an optimizer."""

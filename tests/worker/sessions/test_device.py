@@ -74,6 +74,15 @@ def test_no_optimizer_applies_what_was_not_reduced(tmp_path: Path, undisturbed: 
 
 
 @together
+def test_a_step_that_a_cuda_graph_records_is_refused(tmp_path: Path) -> None:
+    """Its replays call no hook, and so apply whatever a loss leaves in the gradients."""
+    agent, norms = train(tmp_path, 2, KIND="captured")
+    assert agent.ended == [1, 1]
+    assert "ConfigurationError: a CUDA graph records this step of SGD" in agent.log
+    assert not norms
+
+
+@together
 def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
     undisturbed, _ = train(tmp_path / "undisturbed", KIND="scaler", BACKEND="gloo")
