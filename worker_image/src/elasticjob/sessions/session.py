@@ -42,7 +42,7 @@ from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
-from elasticjob.torchcompat import optimizers, waits
+from elasticjob.torchcompat import devices, optimizers, waits
 
 logger = logging.getLogger("elasticjob")
 
@@ -64,6 +64,11 @@ _ONE = (
     "this process has had a session, and can have only one. Train the models together in one session "
     "(torch.nn.ModuleDict, or further optimizers by name), or one after the other in jobs of their own. A script "
     "without a session, with a Checkpointer for each model, restarts at each change and trains them in one job."
+)
+_CAPTURED = (
+    "a CUDA graph records this step of {}. Its replays call nobody, so that after a loss they would apply gradients"
+    " that were not reduced, and the session could not take that back. Capture the passes only, for example by"
+    " torch.cuda.make_graphed_callables, and call the optimizer itself in each step."
 )
 _has_been = False  # a session with an agent
 
@@ -489,7 +494,12 @@ class Session:
         self._memory.note_applying(optimizer, makes_them)
 
     def _begin_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer that the session was not given does not apply what was not reduced either."""
+        """An optimizer that the session was not given does not apply what was not reduced either.
+
+        Any optimizer of the process begins its step here, and nobody hears of one that a replay makes.
+        """
+        if devices.is_capturing() and (self._memory.knows(optimizer) or self._memory.is_trained_by(optimizer)):
+            raise ConfigurationError(_CAPTURED.format(type(optimizer).__name__))
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
             self._worlds.interrupter.allowed = False
             self._fence.begin_applying(self._agree)

@@ -39,6 +39,12 @@ def find_wait(backend: str, device: torch.device) -> Wait | None:
     return getattr(module, "synchronize", None)
 
 
+def is_capturing() -> bool:
+    """Whether what this thread queues now is recorded in a CUDA graph, and will be done at each replay of it."""
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()
+
+
 def _wait_for_cuda(device: torch.device) -> None:
     """What the current stream has to wait for, such as the reduction of gradients, is waited for too."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
