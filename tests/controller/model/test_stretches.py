@@ -14,17 +14,21 @@ from typing import Any, TypeVar
 import pytest
 
 from controller.builders import NOW
-from controller.counted_work import count_calls
+from controller.counted_work import count_calls, count_work
 from costly_rules import costly_rules
 from elasticjob_operator.api import names, podtemplate
-from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply import manifests, refusals
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model import own_size
 from elasticjob_operator.model.observe import Job, Node, PoolShare, observe_job, observe_pod
+from elasticjob_operator.model.quota import Placement
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import NewPod, Plan, Seen, plan
 from elasticjob_operator.pool import capacity
+from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.json_stream import has_too_many_values
+from elasticjob_operator.sizing import retreat
+from elasticjob_operator.sizing.legal import Sizes
 
 T = TypeVar("T")
 MOST_CALLS = 250_000
@@ -202,6 +206,48 @@ def test_a_pod_that_avoids_nodes_is_hardly_larger_than_its_template() -> None:
     rules["nodeSelectorTerms"] = [{}] * 65
     (problem,) = observe_job(json.loads(make_raw(spec))).problems
     assert "nodeSelectorTerms has 65 entries; the limit is 64" in str(problem)
+
+
+def test_many_sizes_of_which_many_fail_cost_no_long_step() -> None:
+    """Each pass looks for the largest that does not, several times."""
+    sizes = Sizes(1, 5_000, None, tuple(range(1, 5_001)), tuple(range(301 - retreat.MOST_SIZES, 301)))
+    assert sizes.legal(300) == 300 - retreat.MOST_SIZES
+    assert count_work(lambda: sizes.legal(300)) <= MOST_CALLS
+    steps = replace(sizes, values=(), step=1)
+    assert steps.legal(300) == 300 - retreat.MOST_SIZES
+
+
+def test_a_refused_pod_of_many_amounts_costs_no_long_step() -> None:
+    """The API server names no field of a wrong quantity, so it is looked for; four pods may be refused at a time."""
+    unknown = {"x": {"limits": {f"r{number}": "1.5e3" for number in range(9_000)}}, "y": [{"a": {}}] * 4_000}
+    job = observe_job(json.loads(make_raw(with_pod(unknown | {"volumes": [{"emptyDir": {"sizeLimit": "z"}}]}))))
+    assert job.spec is not None
+    pod = manifests.build_pod(job, job.spec, NewPod(0), SETTINGS)
+    refused, named = ApiError(400, "BadRequest", "quantities must match the regular expression"), list[ApiError]()
+    assert count_calls(lambda: named.append(refusals.name_pod(refused, pod))) <= MOST_CALLS // 4
+    assert "quantities must match" in named[0].message
+
+
+def test_many_tolerations_of_a_queue_cost_no_long_step() -> None:
+    """Whoever may write Workloads can write them there."""
+    compared = 0
+
+    class Toleration(dict[str, Any]):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = None  # type: ignore[assignment]
+
+    given = tuple(Toleration(key=f"k{number}", operator="Exists") for number in range(500))
+    theirs = [*map(dict, given[:100]), *({"key": f"t{number}", "operator": "Exists"} for number in range(6_000))]
+    job = observe_job(json.loads(make_raw(with_pod({"tolerations": theirs}))))
+    assert job.spec is not None
+    spec, new, pods = job.spec, NewPod(0, (), Placement({}, {}, {}, given)), list[manifests.Object]()
+    assert count_calls(lambda: pods.append(manifests.build_pod(job, spec, new, SETTINGS))) <= MOST_CALLS
+    assert compared <= MOST_CALLS
+    assert pods[0]["spec"]["tolerations"] == [*theirs, *given[100:]]
 
 
 def test_what_has_been_checked_is_not_checked_at_each_change() -> None:
