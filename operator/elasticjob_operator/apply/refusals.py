@@ -17,6 +17,7 @@ _STATUS_FIELD: Final = re.compile(r"\bstatus\.([A-Za-z]{1,64})")
 _DEEPEST: Final = 12  # levels of a pod in which quantities are looked for
 _LONGEST_KEY: Final = 64  # characters of a key of the pod
 _MOST_TOLD: Final = 16
+_MOST_LOOKED: Final = 3_000  # lists, objects and quantities of a pod that are looked at: no sensible one has more
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
 _NO_GROUP: Final = (
     "the cluster does not serve {}, so no PodGroup was created: install the scheduler named in "
@@ -71,7 +72,8 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     if error.status not in (400, 422) or _DENIED.search(error.message):
         return error
     if "quantities must match" in error.message:
-        wrong = ", ".join(itertools.islice(_find_wrong_quantities(pod["spec"], "spec"), _MOST_TOLD))
+        looked = itertools.islice(_look_at_quantities(pod["spec"], "spec"), _MOST_LOOKED)
+        wrong = ", ".join(itertools.islice(filter(None, looked), _MOST_TOLD))
         return ApiError(error.status, error.reason, f"{error.message}; no quantities: {wrong}") if wrong else error
     if any(_NO_LIMIT in cause for cause in error.causes):
         wrong = ", ".join(itertools.islice(_find_unlimited(pod["spec"]), _MOST_TOLD))
@@ -153,25 +155,32 @@ def _find_added_limit(error: ApiError, spec: Mapping[str, Any]) -> str:
     return ""
 
 
-def _find_wrong_quantities(raw: object, path: str, depth: int = 0) -> Iterator[str]:
-    """`field: value` of each that cannot be read, in a bounded depth, and with keys that are cut."""
+def _look_at_quantities(raw: object, path: str, depth: int = 0) -> Iterator[str]:
+    """`field: value` for each quantity that cannot be read, and "" for each other one, and each list and object.
+
+    In a bounded depth, and with keys that are cut.
+    """
     if depth > _DEEPEST:
         return
     if isinstance(raw, list):
         for at, one in enumerate(raw):
             if isinstance(one, dict | list):  # there may be thousands of others
-                yield from _find_wrong_quantities(one, f"{path}[{at}]", depth + 1)
+                yield ""
+                yield from _look_at_quantities(one, f"{path}[{at}]", depth + 1)
     if not isinstance(raw, dict):
         return
     for key, value in raw.items():
-        field = f"{path}.{_cut(key)}"
         if key not in _QUANTITIES:
-            yield from _find_wrong_quantities(value, field, depth + 1)
-        elif isinstance(value, dict):
-            wrong = (item for item in value.items() if not _is_quantity(item[1]))
-            yield from (f"{field}[{_cut(name)}]: {numerals.shorten(one)!r}" for name, one in wrong)
-        elif not _is_quantity(value):
-            yield f"{field}: {numerals.shorten(value)!r}"
+            if isinstance(value, dict | list):
+                yield ""
+                yield from _look_at_quantities(value, f"{path}.{_cut(key)}", depth + 1)
+            continue
+        field = f"{path}.{_cut(key)}"
+        if isinstance(value, dict):
+            for name, one in value.items():
+                yield "" if _is_quantity(one) else f"{field}[{_cut(name)}]: {numerals.shorten(one)!r}"
+        else:
+            yield "" if _is_quantity(value) else f"{field}: {numerals.shorten(value)!r}"
 
 
 def _cut(name: str) -> str:

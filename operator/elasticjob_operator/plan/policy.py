@@ -71,7 +71,8 @@ def is_current(pod: Pod, spec: api.Spec) -> bool:
     """Whether a pod is what the template says: it was made from it, or has its CPU and memory by now."""
     if pod.template_hash == spec.template_hash:
         return True
-    return pod.template_shape == spec.shape.hash and set(spec.shape.sizes) <= set(pod.sizes)
+    sizes = spec.shape.sizes
+    return pod.template_shape == spec.shape.hash and len(sizes) <= len(pod.sizes) and set(sizes) <= set(pod.sizes)
 
 
 def find_resizes(pods: Iterable[Pod], spec: api.Spec, quota: Quota | None, refused: str) -> tuple[Resize, ...]:

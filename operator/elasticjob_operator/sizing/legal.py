@@ -20,14 +20,15 @@ class Sizes:
 
     def legal(self, available: int) -> int:
         """The largest legal size of at most `available` pods; 0 if there is none."""
-        size = self._legal(min(available, self.wanted))
-        while size in self.failed:
-            size = self._legal(size - 1)
+        failed, limit = frozenset(self.failed), min(available, self.wanted)
+        if self.values:
+            return max((v for v in self.values if self.min <= v <= limit and v not in failed), default=0)
+        size = self._step_to(limit)
+        while size in failed:
+            size = self._step_to(size - 1)
         return size
 
-    def _legal(self, limit: int) -> int:
-        if self.values:
-            return max((v for v in self.values if self.min <= v <= limit), default=0)
+    def _step_to(self, limit: int) -> int:
         if limit < self.min:
             return 0
         return limit - (limit - self.min) % self.step if self.step else limit

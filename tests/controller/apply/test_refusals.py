@@ -274,7 +274,7 @@ def test_however_long_the_message_is(text: str) -> None:
 
 @pytest.mark.timeout(20)
 def test_however_long_a_key_is_above_many_numbers() -> None:
-    spec: Any = {"k" * 130_000: [0] * 600_000, "x": [{"y": {}}] * 10_000, "overhead": {"cpu": "bogus"}}
+    spec: Any = {"k" * 130_000: [0] * 600_000, "x": [{"y": {}}] * 1_000, "overhead": {"cpu": "bogus"}}
     error = ApiError(400, "BadRequest", "quantities must match the regular expression")
     assert refusals.name_pod(error, {"spec": spec}).message.endswith("; no quantities: spec.overhead[cpu]: 'bogus'")
 

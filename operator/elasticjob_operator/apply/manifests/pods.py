@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from elasticjob_operator import api, quantity
 from elasticjob_operator.api import names
@@ -345,6 +347,11 @@ def _place(described: Object, body: Object, placement: Placement) -> None:
         body["nodeSelector"] = {**(body.get("nodeSelector") or {}), **placement.node_selector}
     if placement.tolerations:
         theirs = list(body.get("tolerations") or ())
-        body["tolerations"] = theirs + [dict(t) for t in placement.tolerations if t not in theirs]
+        known = set(map(_identify, theirs))  # both lists may be long
+        body["tolerations"] = theirs + [dict(t) for t in placement.tolerations if _identify(t) not in known]
     if placement.gates:
         body["schedulingGates"] = [*(body.get("schedulingGates") or ()), *({"name": g} for g in placement.gates)]
+
+
+def _identify(toleration: Mapping[str, Any]) -> str:
+    return json.dumps(toleration, sort_keys=True)
