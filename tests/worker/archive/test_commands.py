@@ -7,16 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from elasticjob.archive import commands, layout, reading
+from elasticjob.archive.layout import Object
 from elasticjob.archive.reading import DamagedError
-from elasticjob.archive.storage import Storage
+from elasticjob.archive.storage import Storage, StoreError
+from elasticjob.archive.writing import Leader, Sender
 from elasticjob.diagnose import cli
-from elasticjob.peers.records import CHUNK_BYTES
+from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.records import CHUNK_BYTES, File, Record
 from worker.peers.gang import limit_names
 
 pytestmark = pytest.mark.timeout(60)
@@ -158,3 +161,103 @@ def test_a_command_names_its_own_option_where_the_keys_are_missing(
     assert cli.main(["archive", "list", "s3://bucket/job", "--credentials", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert "--credentials" in told and "AWS_ACCESS_KEY_ID" in told and "credentialsSecret" not in told
+
+
+def write_saves(storage: Storage, generation: int, steps: Sequence[int], keep: int = 9) -> None:
+    """A file that all saves share, and one for each, by an agent that deletes nothing."""
+    chunks = {digest_of(data): data for data in (b"shared", *(str(step).encode() for step in steps))}
+    sender = Sender(storage, chunks.get, float("inf"))
+    leader = Leader(storage, "uid", generation, keep, lambda: "now")
+
+    def send(shares: Mapping[int, Sequence[Object]]) -> None:
+        for objects in shares.values():
+            sender.send(objects, lambda: False, hurry=True)
+
+    for number, step in enumerate(steps, 1):
+        names = {"shared": b"shared", "own": str(step).encode()}
+        files = {path: File(len(data), 0o600, (digest_of(data),)) for path, data in names.items()}
+        leader.save(Record(generation, number, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
+
+
+def find_steps(storage: Storage) -> list[int | None]:
+    return [save.step for _, save in reading.find_saves(storage)]
+
+
+def test_old_saves_are_shown_and_then_deleted(
+    storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By history: the order is that of worlds and saves, whatever the steps are called."""
+    write_saves(storage, 1, (10, 20))
+    write_saves(storage, 2, (15, 5))
+    storage.put(f"{layout.OBJECTS}/{Object((1, 0), (('a' * 64, 1),)).name}", b"1")  # of a save that was cut off
+    assert cli.main(["archive", "prune", storage.url, "--keep", "2"]) == 0
+    said = capsys.readouterr().out
+    assert [line.partition(",")[0] for line in said.splitlines()] == [
+        "keeps step 5", "keeps step 15", "would delete step 20", "would delete step 10",
+        "would delete 2 saves", "add --yes to delete them",
+    ]  # fmt: skip
+    assert find_steps(storage) == [5, 15, 20, 10], "nothing is deleted unless it is asked for"
+    assert cli.main(["archive", "prune", storage.url, "--keep", "2", "--yes"]) == 0
+    assert find_steps(storage) == [5, 15]
+    for step in (5, 15):
+        commands.pull(storage, tmp_path / str(step), step)
+        assert (tmp_path / str(step) / "shared").read_bytes() == b"shared", "what they share with older ones stays"
+    assert len(storage.list(layout.OBJECTS)) == 3
+    assert not storage.list(layout.GARBAGE)
+
+
+def test_the_last_good_save_stays(storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where newer ones are not whole, and where nothing else is asked for."""
+    write_saves(storage, 1, (10, 20, 30))
+    saves = reading.find_saves(storage)
+    for _, save in saves[:2]:
+        own = save.record.files["own"].chunks[0]
+        storage.delete(f"{layout.OBJECTS}/{layout.locate(save.objects)[own].object.name}")
+    assert cli.main(["archive", "prune", storage.url, "--keep", "1", "--yes"]) == 0
+    assert 10 in find_steps(storage)
+    assert cli.main(["archive", "prune", storage.url, "--keep", "0", "--yes"]) == 1
+    assert "--keep 0" in capsys.readouterr().err
+    assert 10 in find_steps(storage)
+
+
+def test_a_manifest_that_cannot_be_read_stops_deleting(storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
+    write_saves(storage, 1, (10, 20, 30))
+    storage.put(f"{layout.SAVES}/{reading.find_saves(storage)[1][0]}", b"cut")
+    before = storage.list(layout.SAVES), storage.list(layout.OBJECTS)
+    assert cli.main(["archive", "prune", storage.url, "--keep", "1", "--yes"]) == 1
+    assert "nothing is deleted" in capsys.readouterr().err
+    assert (storage.list(layout.SAVES), storage.list(layout.OBJECTS)) == before
+
+
+@pytest.mark.parametrize("requests", range(8))
+def test_a_prune_that_ends_between_two_requests_is_finished_by_the_next(
+    requests: int, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_saves(storage, 1, (10, 20, 30))
+    done, delete = [0], Storage.delete
+
+    def end(self: Storage, name: str) -> None:
+        if done[0] == requests:
+            raise StoreError("the process ends")
+        done[0] += 1
+        delete(self, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "delete", end)
+        cli.main(["archive", "prune", storage.url, "--keep", "1", "--yes"])
+    assert find_steps(storage)[0] == 30
+    commands.prune(storage, 1, dry_run=False)
+    assert find_steps(storage) == [30]
+    assert commands.pull(storage, tmp_path / "target").step == 30
+    assert len(storage.list(layout.OBJECTS)) == 2
+    assert not storage.list(layout.GARBAGE)
+
+
+def test_what_an_agent_sends_now_stays_and_is_no_orphan(storage: Storage) -> None:
+    """An object that no manifest names yet, of the newest world: its save is not complete."""
+    write_saves(storage, 3, (10, 20))
+    name = Object((3, 0), (("a" * 64, 1),)).name
+    storage.put(f"{layout.OBJECTS}/{name}", b"1")
+    commands.prune(storage, 1, dry_run=False)
+    assert name in storage.list(layout.OBJECTS)
+    assert find_steps(storage) == [20]

@@ -1,4 +1,4 @@
-"""`elasticjob archive`: takes a save out of an archive, or puts a folder into one, where no pod is needed for it."""
+"""`elasticjob archive`: takes a save out of an archive, puts a folder into one, or prunes one, without a pod."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from elasticjob.archive import layout, reading
+from elasticjob.archive import garbage, layout, reading
+from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import COMMAND, Storage, StoreError
@@ -25,6 +28,7 @@ from elasticjob.peers.records import File, Record
 
 _MOST_TOLD: Final = 1000  # characters of a line
 _PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
+_NOTE: Final = "-prune-"  # in the name of what says what this command deletes
 
 
 class CommandError(Exception):
@@ -112,6 +116,69 @@ def push(storage: Storage, source: Path, step: int | None = None) -> Save:
     return leader.save(Record(0, 1, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
 
 
+@dataclass(frozen=True)
+class Pruned:
+    """What goes from an archive, or would."""
+
+    saves: Sequence[Save]  # newest first
+    kept: Sequence[Save]
+    objects: int
+    bytes: int
+
+
+def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
+    """Delete all but the newest whole saves, `keep` of them, and what no save needs; never the last one that is whole.
+
+    As agents do, it writes down what it is about to delete, so that an agent that begins now does not build on it; and
+    looks again at what the saves name, so that one that has come meanwhile keeps its objects. Raises CommandError and
+    StoreError.
+    """
+    if keep < 1:
+        raise CommandError(f"--keep {keep}: must be at least 1: the last good save is never deleted")
+    told, notes = reading.find_told(storage)
+    stock = reading.look(storage)
+    if stock.unread - told.saves:
+        names = ", ".join(sorted(stock.unread - told.saves))
+        raise CommandError(
+            f"{storage.url}: what the manifests {names} name is unknown, so nothing is deleted: try again, with a newer"
+            f" runtime; if they are damaged, delete these objects in {layout.SAVES}/ yourself"
+        )
+    leads = [lead for lead in map(layout.lead_of, storage.list(layout.LEADS)) if lead is not None]
+    doomed = garbage.find_prunable(stock, keep, leads, told)
+    mine = [name for name in notes if _NOTE in name]  # of a call that did not come to its end
+    if (doomed or mine) and not dry_run:
+        _delete(storage, doomed, max(leads, default=0), mine)
+
+    def sort(saves: Iterable[Save]) -> list[Save]:
+        return sorted(saves, key=lambda save: save.order, reverse=True)
+
+    gone, left = doomed.saves, stock.listed - doomed.saves - told.saves
+    return Pruned(
+        sort(stock.saves[name] for name in gone if name in stock.saves),
+        sort(stock.saves[name] for name in left),
+        len(doomed.objects),
+        sum(stock.sizes[name] for name in doomed.objects),
+    )
+
+
+def _delete(storage: Storage, doomed: Doomed, generation: int, notes: Sequence[str]) -> None:
+    """Manifests first: what has one is whole. What is left at an error, the next leader deletes, or the next call."""
+    note = f"{generation:010d}{_NOTE}{uuid.uuid4().hex}"
+    storage.put(f"{layout.GARBAGE}/{note}", doomed.dump())
+    for name in sorted(doomed.saves):
+        storage.delete(f"{layout.SAVES}/{name}")
+    stock = reading.look(storage)
+    if stock.unread:
+        raise CommandError(
+            f"{storage.url}: a new manifest cannot be read now: prune again, the objects are still there"
+        )
+    named = {one.name for save in stock.saves.values() for one in save.objects}
+    for name in sorted(doomed.objects - named):
+        storage.delete(f"{layout.OBJECTS}/{name}")
+    for name in (*notes, note):
+        storage.delete(f"{layout.GARBAGE}/{name}")
+
+
 def _printable(text: str) -> str:
     """What an archive of somebody else says, in one line that no terminal obeys."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_MOST_TOLD])
@@ -144,26 +211,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lists = commands.add_parser("list", help="show the saves, newest first")
     pulls = commands.add_parser("pull", help="write a save to a new folder")
     pushes = commands.add_parser("push", help="send a folder, for checkpoints.from.archive of a job")
-    for command in (lists, pulls, pushes):
+    prunes = commands.add_parser("prune", help="delete all but the newest saves; only shows them without --yes")
+    for command in (lists, pulls, pushes, prunes):
         command.add_argument("url", help="the folder in the store, as `kubectl elasticjob checkpoints JOB` names it")
         command.add_argument("--credentials", type=Path, help="a folder with the keys, like a mounted Secret")
     pulls.add_argument("folder", type=Path, help="must not exist")
     pushes.add_argument("folder", type=Path)
     for command in (pulls, pushes):
         command.add_argument("--step", type=int, help="the step of the save")
+    prunes.add_argument("--keep", type=int, required=True, help="so many whole saves stay, at least 1")
+    prunes.add_argument("--yes", action="store_true", help="delete; while no pod of the job writes there")
     given = parser.parse_args(arguments)
     try:
         storage = Storage(given.url, given.credentials, COMMAND)
         with _telling():
             if given.command == "list":
-                found = [save for _, save in reading.find_saves(storage)]
+                lines = [_describe(save) for _, save in reading.find_saves(storage)]
+            elif given.command == "prune":
+                lines = _tell(prune(storage, given.keep, dry_run=not given.yes), is_done=given.yes)
             else:
-                found = [(pull if given.command == "pull" else push)(storage, given.folder, given.step)]
+                lines = [_describe((pull if given.command == "pull" else push)(storage, given.folder, given.step))]
     except (CommandError, DamagedError, GoneError, OverError, StoreError, OSError) as error:
         sys.stderr.write(_printable(f"elasticjob archive: {error}") + "\n")
         return 1
-    for save in found:
-        step = "unknown step" if save.step is None else f"step {save.step}"
-        files = len(save.record.files)
-        sys.stdout.write(_printable(f"{step}, {files} files, {save.total} bytes, {save.time}") + "\n")
+    sys.stdout.write("".join(f"{_printable(line)}\n" for line in lines))
     return 0
+
+
+def _describe(save: Save) -> str:
+    step = "unknown step" if save.step is None else f"step {save.step}"
+    return f"{step}, {len(save.record.files)} files, {save.total} bytes, {save.time}"
+
+
+def _tell(pruned: Pruned, *, is_done: bool) -> list[str]:
+    """The newest first, as `list` shows them."""
+    word = "deleted" if is_done else "would delete"
+    lines = [
+        *(f"keeps {_describe(save)}" for save in pruned.kept),
+        *(f"{word} {_describe(save)}" for save in pruned.saves),
+        f"{word} {len(pruned.saves)} saves, {pruned.objects} objects, {pruned.bytes} bytes",
+    ]
+    return lines if is_done or not (pruned.saves or pruned.objects) else [*lines, "add --yes to delete them"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob.archive import layout
 from elasticjob.archive.layout import Save
@@ -87,6 +87,21 @@ class Stock:
         lost = {name for name in self.sizes if _is_older(name, generation)}
         theirs = {one.name for name in expired if name in self.saves for one in self.saves[name].objects}
         return Doomed(frozenset(expired), frozenset((lost | theirs | told.objects) - named))
+
+
+def find_prunable(stock: Stock, keep: int, leads: Collection[int], told: Doomed) -> Doomed:
+    """What may go although no agent asks for it: of what the store shows, all but the `keep` newest whole saves.
+
+    `leads`: the generations that have come to lead. What the newest one has sent stays: its save may not be complete.
+    What an agent was about to delete may go at any moment, so it counts as no save.
+    """
+    saves = {name: save for name, save in stock.saves.items() if name not in told.saves}
+    sizes = {name: size for name, size in stock.sizes.items() if name not in told.objects}
+    left = replace(stock, saves=saves, sizes=sizes, listed=stock.listed - told.saves)
+    if not any(name in left.listed and is_whole(save, sizes) for name, save in saves.items()):
+        return Doomed()
+    found = left.find_doomed(keep, max(leads, default=0), told)
+    return Doomed(found.saves & stock.listed, found.objects & stock.sizes.keys())
 
 
 def _is_older(name: str, generation: int) -> bool:

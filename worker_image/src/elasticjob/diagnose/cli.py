@@ -13,7 +13,7 @@ commands:
   doctor    check this machine, pod or job, and say what to do about what is wrong
   bench     measure the collectives, and the raw limit below them
   verify    run a script in worlds of several sizes, and say whether it trains the same
-  archive   list the saves of an archive, pull one to a folder, push a folder
+  archive   list the saves of an archive, pull one to a folder, push a folder, prune it
   version   print the version
 
 `elasticjob COMMAND --help` explains the options. The launcher is `elasticjob-run`.
