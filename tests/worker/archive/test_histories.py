@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from elasticjob.archive import reading
+from elasticjob.archive.commands import CommandError, prune
 from elasticjob.archive.layout import ManifestError, Object, Save, locate, name_save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import NotThereError, Storage, StoreError
-from elasticjob.archive.writing import Leader, OverError, Sender
+from elasticjob.archive.writing import Leader, LostError, OverError, Sender
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.records import File, Record
 from worker.archive.faulty_store import Contents, DiedError, FaultyFiles
@@ -162,6 +164,27 @@ class Turns:
             self._changed.notify_all()
 
 
+def run_both(turns: Turns, run: Callable[[int], None]) -> None:
+    problems = list[BaseException]()
+
+    def take_part(who: int) -> None:
+        try:
+            turns.take(who)
+            run(who)
+        except BaseException as error:
+            problems.append(error)
+        finally:
+            turns.end(who)
+
+    threads = [threading.Thread(target=take_part, args=(who,), daemon=True) for who in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not problems, problems
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_two_agents_may_write_at_once(seed: int) -> None:
     """One of a world that is over has not noticed. Each request of either may come at any time between the other's."""
@@ -173,29 +196,54 @@ def test_two_agents_may_write_at_once(seed: int) -> None:
     pods.is_split, pods.forgetful = True, rng.choice([set(), {1}, {1}])
     contents.after_delete = lambda: check(contents, pods, made, 1)
     turns = Turns([rng.randint(0, 40), rng.randint(0, 16), rng.randint(0, 30), rng.randint(0, 20), rng.randint(0, 30)])
-    problems = list[BaseException]()
     forgets, failing = rng.choice([0, 0, 4]), rng.choice([0.0, 0.0, 0.05])
 
     def run(who: int) -> None:
-        try:
-            turns.take(who)
-            leader, sender = begin(
-                contents, pods, rng, who, 1, forgets=forgets, failing=failing, before=lambda: turns.take(who)
-            )
-            drive(leader, sender, pods, who, range(4, 9), made)
-        except BaseException as error:
-            problems.append(error)
-        finally:
-            turns.end(who)
+        leader, sender = begin(
+            contents, pods, rng, who, 1, forgets=forgets, failing=failing, before=lambda: turns.take(who)
+        )
+        drive(leader, sender, pods, who, range(4, 9), made)
 
-    threads = [threading.Thread(target=run, args=(who,), daemon=True) for who in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert not problems, problems
+    run_both(turns, run)
     check(contents, pods, made, 1)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_an_archive_may_be_pruned_beside_an_agent_that_writes(seed: int) -> None:
+    """Each request of either may come at any time between the other's, and a prune may end between any two of its own.
+
+    The agent may keep more saves than are left, and build on those that go.
+    """
+    rng = random.Random(3000 + seed)
+    contents, pods, keep = Contents(), Pods(rng), rng.choice([1, 2, 4])
+    made: list[tuple[int, int]] = []
+    turns = Turns([rng.randint(0, 40), *(rng.randint(0, 12) for _ in range(12))])
+    failing, is_beside, most = rng.choice([0.0, 0.0, 0.05]), False, rng.choice([40, 400])
+    leader, sender = begin(contents, pods, rng, 1, keep, failing=failing, before=lambda: is_beside and turns.take(1))
+    drive(leader, sender, pods, 1, range(1, 6), made)
+    contents.after_delete = lambda: check(contents, pods, made, 1)
+    is_beside, requests = True, itertools.count()
+
+    def ask() -> None:
+        turns.take(2)
+        if next(requests) >= most:
+            raise DiedError
+
+    def run(who: int) -> None:
+        if who == 1:
+            drive(leader, sender, pods, 1, range(6, 16), made)
+            return
+        storage = connect(FaultyFiles(contents, rng, failing=failing, before=ask))
+        for _ in range(6):
+            with contextlib.suppress(DiedError, StoreError, CommandError):
+                prune(storage, 1, dry_run=False)
+
+    run_both(turns, run)
+    is_beside = False
+    check(contents, pods, made, 1)
+    drive(leader, sender, pods, 1, range(16, 20), made)
+    assert find_whole(contents, pods)[: min(keep, 3)] == sorted(set(made), reverse=True)[: min(keep, 3)]
+    assert not [name for name in contents.objects if "/garbage/" in name and "prune" in name], "agents finish what ends"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -271,6 +319,51 @@ def test_what_an_old_leader_is_about_to_delete_is_sent_again() -> None:
         old.tidy()
     assert came, "the old one deletes"
     assert find_whole(contents, pods)[0] == came[0].order
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_a_prune_takes_from_a_save_that_is_being_made_is_sent_again(is_slow: bool) -> None:
+    """It comes when all objects have been seen and the manifest is not there yet; `is_slow`: and deletes them later."""
+    rng = random.Random(12)
+    contents, pods = Contents(), Pods(rng)
+    files = FaultyFiles(contents, rng)
+    leader, sender = Leader(connect(files), "uid", 1, 2, lambda: "now"), Sender(connect(files), pods.chunks.get, 1e12)
+    late: list[str] = []
+    put = files.pipe_file
+
+    class Slow(FaultyFiles):
+        def rm_file(self, path: str) -> None:
+            if late or (is_slow and "/objects/" in path):
+                late.append(path)
+            else:
+                super().rm_file(path)
+
+    def prune_and_put(path: str, data: bytes) -> None:
+        if "/saves/" in path:
+            files.pipe_file = put  # type: ignore[method-assign]
+            prune(connect(Slow(contents, rng)), 1, dry_run=False)
+        put(path, data)
+
+    def save(number: int, text: bytes) -> None:
+        def send(shares: Mapping[int, Sequence[Object]]) -> None:
+            for objects in shares.values():
+                sender.send(objects, lambda: False, hurry=True)
+
+        record = make_record(pods, 1, number, text)
+        leader.save(record, number, lambda missing: dict.fromkeys(missing, (0,)), send)
+
+    for number, text in enumerate((b"first", b"second"), 1):
+        save(number, text)
+        leader.tidy()
+    files.pipe_file = prune_and_put  # type: ignore[method-assign]
+    try:
+        save(3, b"first")
+    except LostError:
+        sender.forget()
+        save(3, b"first")
+    for path in late:
+        contents.objects.pop(path, None)
+    assert find_whole(contents, pods) == [(1, 3), (1, 2)]
 
 
 def test_what_arrives_in_part_is_damaged() -> None:
