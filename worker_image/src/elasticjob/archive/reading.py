@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -74,10 +74,13 @@ def find_saves(storage: Storage, wanted_step: int | None = None, most: int | Non
     return found
 
 
-def find_told(storage: Storage) -> tuple[Doomed, list[str]]:
-    """What agents were about to delete, and the names of the objects that say so. Raises StoreError."""
+def find_told(storage: Storage, known: Collection[str] = ()) -> tuple[Doomed, list[str]]:
+    """What others were about to delete, and the names of the objects that say so, without those that are known.
+
+    Raises StoreError.
+    """
     told, names = Doomed(), []
-    for name in storage.list(layout.GARBAGE):
+    for name in sorted(storage.list(layout.GARBAGE).keys() - set(known)):
         try:
             told |= parse_doomed(storage.get(f"{layout.GARBAGE}/{name}"))
         except NotThereError:

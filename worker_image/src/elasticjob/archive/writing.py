@@ -6,6 +6,7 @@ be the last one of its process, and an agent of an older world may still be at w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -148,10 +149,34 @@ class Leader:
         data = made.dump()
         name = layout.name_save(made.order, data)
         self._storage.put(f"{layout.SAVES}/{name}", data)
+        try:
+            self._hear()
+            self._check_there(objects)
+        except LostError:
+            with contextlib.suppress(StoreError):
+                self._storage.delete(f"{layout.SAVES}/{name}")  # it is made again
+            raise
         self._places |= sent
         self._saves[name] = made
         self._has_saved = True
         return made
+
+    def _hear(self) -> None:
+        """Once a manifest is there: raises LostError if somebody is about to delete what it may name.
+
+        `elasticjob archive prune` writes that down first, and looks at the manifests afterwards. So either it has seen
+        this one, and leaves what it names, or its note is here now, or what it has deleted is gone.
+        """
+        known = {*self._told_names, *self._lists}
+        told, names = reading.find_told(self._storage, known)
+        if not names:
+            return
+        self._told, self._told_names = self._told | told, [*self._told_names, *names]
+        self._tidied += 1  # what is sent again has a name of its own
+        self._there = {}
+        self._places = {digest: one for digest, one in self._places.items() if one.name not in told.objects}
+        self._saves = {name: save for name, save in self._saves.items() if name not in told.saves}
+        raise LostError(f"somebody prunes {self._storage.url}")
 
     def tidy(self) -> None:
         """After a save: delete what was written down after the one before, and write down what goes next.
