@@ -140,6 +140,27 @@ def test_a_save_comes_back_whole_and_only_what_changed_is_sent(place: tuple[str,
     assert len(found) <= 2, "older saves are gone"
 
 
+def test_old_saves_are_pruned(place: tuple[str, Path], tmp_path: Path) -> None:
+    storage = Storage(*place)
+    chunks = {digest_of(data): data for data in (b"shared", *(str(step).encode() for step in range(4)))}
+    leader, sender = Leader(storage, "uid", 1, 9, lambda: "now"), Sender(storage, chunks.get, 1e12)
+
+    def send(shares: Mapping[int, Sequence[Object]]) -> None:
+        for objects in shares.values():
+            sender.send(objects, lambda: False, hurry=True)
+
+    for step in range(4):
+        names = {"shared": b"shared", "own": str(step).encode()}
+        record = Record(1, step + 1, {path: File(len(data), 0o600, (digest_of(data),)) for path, data in names.items()})
+        leader.save(record, step, lambda missing: dict.fromkeys(missing, (0,)), send)
+    assert [save.step for save in commands.prune(storage, 2, dry_run=True).saves] == [1, 0]
+    commands.prune(storage, 2, dry_run=False)
+    assert [save.step for _, save in reading.find_saves(storage)] == [3, 2]
+    assert commands.pull(storage, tmp_path / "target", 2).step == 2
+    assert (tmp_path / "target/shared").read_bytes() == b"shared"
+    assert not storage.list("garbage")
+
+
 def test_a_folder_is_pushed_and_pulled(place: tuple[str, Path], tmp_path: Path) -> None:
     storage = Storage(*place)
     (tmp_path / "source/step-7").mkdir(parents=True)
