@@ -135,8 +135,9 @@ def test_a_process_may_die_between_any_two_requests(seed: int) -> None:
 
 
 def check(contents: Contents, pods: Pods, made: Sequence[tuple[int, int]], keep: int) -> None:
-    """The newest `keep` saves that count as made are whole."""
-    lacking = set(sorted(set(made), reverse=True)[:keep]) - set(find_whole(contents, pods))
+    """The newest `keep` saves are whole: those that count as made, and those of agents that died before they knew."""
+    whole = set(find_whole(contents, pods))
+    lacking = set(sorted(whole.union(made), reverse=True)[:keep]) - whole
     assert not lacking, f"{lacking} are lost"
 
 
@@ -219,7 +220,12 @@ def test_an_archive_may_be_pruned_beside_an_agent_that_writes(seed: int) -> None
     made: list[tuple[int, int]] = []
     turns = Turns([rng.randint(0, 40), *(rng.randint(0, 12) for _ in range(12))])
     failing, is_beside, most = rng.choice([0.0, 0.0, 0.05]), False, rng.choice([40, 400])
-    leader, sender = begin(contents, pods, rng, 1, keep, failing=failing, before=lambda: is_beside and turns.take(1))
+
+    def wait() -> None:
+        if is_beside:
+            turns.take(1)
+
+    leader, sender = begin(contents, pods, rng, 1, keep, failing=failing, before=wait)
     drive(leader, sender, pods, 1, range(1, 6), made)
     contents.after_delete = lambda: check(contents, pods, made, 1)
     is_beside, requests = True, itertools.count()

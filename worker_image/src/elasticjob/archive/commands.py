@@ -28,7 +28,6 @@ from elasticjob.peers.records import File, Record
 
 _MOST_TOLD: Final = 1000  # characters of a line
 _PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
-_NOTE: Final = "-prune-"  # in the name of what says what this command deletes
 
 
 class CommandError(Exception):
@@ -145,7 +144,7 @@ def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
         )
     leads = [lead for lead in map(layout.lead_of, storage.list(layout.LEADS)) if lead is not None]
     doomed = garbage.find_prunable(stock, keep, leads, told)
-    mine = [name for name in notes if _NOTE in name]  # of a call that did not come to its end
+    mine = [name for name in notes if layout.PRUNES in name]  # of a call that did not come to its end
     if (doomed or mine) and not dry_run:
         _delete(storage, doomed, max(leads, default=0), mine)
 
@@ -163,7 +162,7 @@ def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
 
 def _delete(storage: Storage, doomed: Doomed, generation: int, notes: Sequence[str]) -> None:
     """Manifests first: what has one is whole. What is left at an error, the next leader deletes, or the next call."""
-    note = f"{generation:010d}{_NOTE}{uuid.uuid4().hex}"
+    note = f"{generation:010d}{layout.PRUNES}{uuid.uuid4().hex}"
     storage.put(f"{layout.GARBAGE}/{note}", doomed.dump())
     for name in sorted(doomed.saves):
         storage.delete(f"{layout.SAVES}/{name}")

@@ -26,6 +26,7 @@ from elasticjob.peers import records
 from elasticjob.peers.records import CHUNK_BYTES, Files, Record, RecordError
 
 SAVES, OBJECTS, LEADS, GARBAGE, PARTS = "saves", "objects", "leads", "garbage", "parts"
+PRUNES: Final = "-prune-"  # in the name of what says what `elasticjob archive prune` deletes
 ALONE: Final = 1 << 20  # bytes from which on a chunk is an object of its own: smaller ones are packed ...
 PACK: Final = 8 << 20  # ... into objects of at most so many
 MOST_MANIFEST: Final = 512 << 20  # bytes of a manifest, unpacked

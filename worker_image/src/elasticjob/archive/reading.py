@@ -74,13 +74,15 @@ def find_saves(storage: Storage, wanted_step: int | None = None, most: int | Non
     return found
 
 
-def find_told(storage: Storage, known: Collection[str] = ()) -> tuple[Doomed, list[str]]:
-    """What others were about to delete, and the names of the objects that say so, without those that are known.
+def find_told(storage: Storage) -> tuple[Doomed, list[str]]:
+    """What others were about to delete, and the names of the objects that say so. Raises StoreError."""
+    return read_told(storage, storage.list(layout.GARBAGE))
 
-    Raises StoreError.
-    """
+
+def read_told(storage: Storage, listed: Collection[str]) -> tuple[Doomed, list[str]]:
+    """What these say that is to be deleted, and the names of those that are still there. Raises StoreError."""
     told, names = Doomed(), []
-    for name in sorted(storage.list(layout.GARBAGE).keys() - set(known)):
+    for name in sorted(listed):
         try:
             told |= parse_doomed(storage.get(f"{layout.GARBAGE}/{name}"))
         except NotThereError:

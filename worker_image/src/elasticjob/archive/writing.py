@@ -167,8 +167,8 @@ class Leader:
         `elasticjob archive prune` writes that down first, and looks at the manifests afterwards. So either it has seen
         this one, and leaves what it names, or its note is here now, or what it has deleted is gone.
         """
-        known = {*self._told_names, *self._lists}
-        told, names = reading.find_told(self._storage, known)
+        notes = {name for name in self._storage.list(layout.GARBAGE) if layout.PRUNES in name}
+        told, names = reading.read_told(self._storage, notes.difference(self._told_names, self._lists))
         if not names:
             return
         self._told, self._told_names = self._told | told, [*self._told_names, *names]
