@@ -238,7 +238,7 @@ def test_many_tolerations_of_a_queue_cost_no_long_step() -> None:
             compared += 1
             return super().__eq__(other)
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None
 
     given = tuple(Toleration(key=f"k{number}", operator="Exists") for number in range(500))
     theirs = [*map(dict, given[:100]), *({"key": f"t{number}", "operator": "Exists"} for number in range(6_000))]

@@ -117,6 +117,31 @@ async def test_a_job_of_one_tenant_does_not_end_the_pool_for_all(pod: dict[str, 
     assert [problem.field for problem in job.problems] == ["spec.template"]
 
 
+def put_greedy(cache: Cache, gpus: str) -> None:
+    """A job of another tenant, who came first, and whose pods ask for so many devices."""
+    greedy = raw_job("job-2")
+    greedy["metadata"] |= {"namespace": "evil"}
+    greedy["spec"]["elasticPolicy"]["minReplicas"] = 1
+    greedy["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU] = gpus
+    cache.put_job(greedy)
+
+
+async def test_a_job_that_the_pool_can_never_hold_keeps_no_other_waiting(tmp_path: Path) -> None:
+    cache = make_cache()
+    put_greedy(cache, "1E")
+    assert await find_reason(cache, tmp_path) == STARTS
+
+
+@pytest.mark.parametrize("node", ["node0", "nowhere"])
+async def test_a_pod_that_its_author_has_put_on_a_node_takes_no_more_than_that_has(node: str, tmp_path: Path) -> None:
+    """Its job counts as one that has been admitted, so that others have to make room for it."""
+    cache = make_cache()
+    cache.put_node({**NODE, "metadata": {"name": "node1"}})
+    put_greedy(cache, "1")
+    cache.put_pod(with_spec(raw_pod("evil", KEY[1], "job-2", gpus="1E"), nodeName=node))
+    assert await find_reason(cache, tmp_path) == STARTS
+
+
 class Poisoned(Cache):
     """Raises for one job, as a mistake of ours would."""
 
