@@ -135,7 +135,8 @@ def _admit(ordered: Sequence[Request], capacity: int) -> tuple[list[_Line], int]
             left -= need
             line.ideal = 0
         else:
-            is_full = True  # those behind it wait too, or a big job would wait for ever
+            # Those behind it wait too, or a big job would wait for ever; not for what the pool does not have.
+            is_full = is_full or need <= capacity
         lines.append(line)
     return lines, left
 

@@ -166,3 +166,8 @@ def count_capacity(pool: Pool, nodes: Iterable[Node], held: Mapping[str, int]) -
         for node in nodes
         if node.share.pool == pool.name and node.ready and not node.cordoned and not node.leaving
     )
+
+
+def find_largest(pool: Pool, nodes: Iterable[Node]) -> int:
+    """The devices of the node that has the most: no pod can hold more."""
+    return max((node.share.devices for node in nodes if node.share.pool == pool.name), default=0)

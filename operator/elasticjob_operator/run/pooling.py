@@ -224,10 +224,15 @@ class PoolLoop:
         return memory
 
     def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:
-        pods = [pod for pod in self._cache.pods(job.key) if pod.job_uid == job.uid and pod.node and pod.live]
+        known = self._cache.nodes
+        pods = [p for p in self._cache.pods(job.key) if p.job_uid == job.uid and p.node in known and p.live]
+        # Whoever may create pods puts one on a node, whatever it asks for: it gets what the node has at most.
+        taken = [min(capacity.count_held(pod, pool.resource), known[pod.node].share.devices) for pod in pods]
         wanted = capacity.count_devices(spec.template.get("spec") or {}, pool.resource)
-        devices = max(1, *(capacity.count_held(pod, pool.resource) for pod in pods)) if pods else max(1, wanted)
-        rates = [self._cache.nodes[pod.node].share.device_rate for pod in pods if pod.node in self._cache.nodes]
+        if not pods and job.status.rendezvous.members:  # it has its size, whatever its template has become
+            wanted = min(wanted, capacity.find_largest(pool, known.values()))
+        devices = max(1, *taken) if taken else max(1, wanted)
+        rates = [known[pod.node].share.device_rate for pod in pods]
         return rounds.PooledJob(
             job,
             spec,
