@@ -53,6 +53,10 @@ def test_a_node_routes_to_all_pods_but_its_own() -> None:
     assert network.pod_network(7, 1) not in networks
 
 
+def test_a_node_asks_the_api_server_who_may_run_commands_in_its_pods() -> None:
+    assert files.build_kubelet_config(node())["authorization"] == {"mode": "Webhook"}
+
+
 def test_too_many_nodes_is_a_clear_error() -> None:
     with pytest.raises(ValueError, match="at most"):
         network.node_address(7, network.MAX_NODES)
