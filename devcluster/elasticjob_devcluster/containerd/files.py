@@ -104,7 +104,7 @@ def build_kubelet_config(node: NodeFiles) -> dict[str, Any]:
             "webhook": {"enabled": False},
             "x509": {"clientCAFile": f"{node.pki}/ca.crt"},
         },
-        "authorization": {"mode": "AlwaysAllow"},
+        "authorization": {"mode": "Webhook"},  # the API server and the nodes are administrators
         "address": "0.0.0.0",  # noqa: S104 - in the node's own network namespace
         "tlsCertFile": f"{node.pki}/node-{node.name}.crt",
         "tlsPrivateKeyFile": f"{node.pki}/node-{node.name}.key",
