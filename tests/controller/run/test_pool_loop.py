@@ -117,9 +117,9 @@ async def test_a_job_of_one_tenant_does_not_end_the_pool_for_all(pod: dict[str, 
     assert [problem.field for problem in job.problems] == ["spec.template"]
 
 
-def put_greedy(cache: Cache, gpus: str) -> None:
+def put_greedy(cache: Cache, gpus: str, **more: Any) -> None:
     """A job of another tenant, who came first, and whose pods ask for so many devices."""
-    greedy = raw_job("job-2")
+    greedy = raw_job("job-2") | more
     greedy["metadata"] |= {"namespace": "evil"}
     greedy["spec"]["elasticPolicy"]["minReplicas"] = 1
     greedy["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU] = gpus
@@ -139,6 +139,16 @@ async def test_a_pod_that_its_author_has_put_on_a_node_takes_no_more_than_that_h
     cache.put_node({**NODE, "metadata": {"name": "node1"}})
     put_greedy(cache, "1")
     cache.put_pod(with_spec(raw_pod("evil", KEY[1], "job-2", gpus="1E"), nodeName=node))
+    assert await find_reason(cache, tmp_path) == STARTS
+
+
+async def test_a_job_that_has_trained_asks_for_no_more_than_a_node_has(tmp_path: Path) -> None:
+    """Its template may be changed at any time, and its pods deleted."""
+    cache = make_cache()
+    cache.put_node({**NODE, "metadata": {"name": "node1"}})
+    member = {"rank": 0, "pod": "digits-worker-0", "uid": "p", "node": "node1", "address": "10.0.0.1"}
+    put_greedy(cache, "1E", status={"rendezvous": {"generation": 1, "members": [member]}})
+    assert cache.jobs["evil", KEY[1]][0].status.rendezvous.members
     assert await find_reason(cache, tmp_path) == STARTS
 
 
