@@ -311,6 +311,14 @@ RESET = Failure("", message="RuntimeError: Connection reset by peer", exit_code=
             id="nccl-watchdog",
         ),
         pytest.param([RESET, Failure("", exit_code=134, signal="SIGABRT")], 1, id="gloo-aborts-one-and-others-lose-it"),
+        pytest.param(
+            [Failure("", message="elasticjob.errors.WorldLostError: a member was lost", exit_code=1),
+             Failure("", message="ValueError: bad", exit_code=1)], 1, id="a-lost-world",
+        ),
+        pytest.param(
+            [RESET, Failure("", message="elasticjob.errors.StepsDifferError: it left (gloo: Connection reset)")], 1,
+            id="a-refusal-that-quotes-gloo",
+        ),
     ],
 )  # fmt: skip
 def test_first_failure(found: list[Failure], first: int) -> None:

@@ -38,6 +38,45 @@ def test_failures(
     assert (found.exit_code, found.signal, found.message if has_raised else None) == expected
 
 
+GLOO = "RuntimeError: [.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:39852"
+
+
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        pytest.param([(1, GLOO, 5), (-signal.SIGKILL, "", 6)], 1, id="killed, and seen later"),
+        pytest.param([(1, GLOO, 5), (1, "ValueError: bad", 6)], 1, id="raised, and seen later"),
+        pytest.param([(1, GLOO, 5), (3, "", 6)], 1, id="ended with a code"),
+        pytest.param(
+            [(1, "elasticjob.errors.WorldLostError: a member was lost", 5), (1, "ValueError: bad", 6)],
+            1,
+            id="a lost world",
+        ),
+        pytest.param([(-signal.SIGTERM, "", 4), (1, GLOO, 5)], 1, id="stopped by torch"),
+        pytest.param([(1, "ValueError: bad", 5), (1, "KeyError: bad", 6)], 0, id="the first of two"),
+        pytest.param([(1, GLOO, 6), (1, GLOO, 5)], 1, id="only lost peers"),
+        pytest.param([(-signal.SIGABRT, "", 5), (1, "ValueError: bad", 6)], 1, id="aborted, as NCCL's watchdog does"),
+        pytest.param(
+            [(1, "ValueError: bad", 5), (1, f"elasticjob.errors.StepsDifferError: ({GLOO})", 4)], 1, id="refused"
+        ),
+    ],
+)
+def test_who_has_lost_a_peer_in_the_pod_is_not_the_one_that_failed_first(
+    failures: list[tuple[int, str, int]], first: int, tmp_path: Path
+) -> None:
+    """torch goes by whole seconds: those who lost a peer write theirs before somebody sees that it was killed."""
+    found = []
+    for rank, (code, text, at) in enumerate(failures):
+        file = tmp_path / str(rank)
+        if text:
+            extra = {"py_callstack": f"Traceback ...\n{text}", "timestamp": str(at)}
+            file.write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
+        one = ProcessFailure(local_rank=rank, pid=rank + 1, exitcode=code, error_file=str(file))
+        one.timestamp = at
+        found.append(one)
+    assert torch_agent.choose_first(found).local_rank == first
+
+
 ERROR = json.dumps({"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "", "timestamp": "1"}}})
 
 
