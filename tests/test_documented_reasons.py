@@ -21,12 +21,12 @@ REASON: Final = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]*)+")
 # Words of the same form that are no reasons of the operator.
 KINDS: Final = {
     "ConfigMap", "NetworkPolicy", "PodGroup", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NewPod", "UsageError",
-    "PersistentVolumeClaim", "NaN", "ElasticJobTemplate",
+    "PersistentVolumeClaim", "NaN", "ElasticJobTemplate", "KeyRef",
 }  # fmt: skip
 OF_KUBERNETES: Final = {
     "ContainerCreating", "ContainerStatusUnknown", "ErrImageNeverPull", "ErrImagePull", "FallbackToLogsOnError",
     "IfNotPresent", "ImagePullBackOff", "InvalidImageName", "NodeAffinity", "NodeLost", "NodeShutdown", "NotIn",
-    "PodInitializing", "RuntimeDefault",
+    "CreateContainerError", "PodInitializing", "RuntimeDefault",
 }  # fmt: skip
 OF_TORCH: Final = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 OF_SPECS: Final = {"FailJob", "RestartIgnoreBudget"}
