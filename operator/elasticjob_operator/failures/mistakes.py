@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
 from elasticjob_operator.failures import classify
 from elasticjob_operator.failures.classify import Blame, Failure
@@ -23,10 +22,6 @@ _USAGE = re.compile(r"(\S+: error: \S|Error: (No such |Got unexpected |Missing |
 _USAGE_CODE = 2
 _LONGEST = 1024  # characters of a line
 _FRAME = re.compile(r'^ *File "([^"\n]{1,512})", line (\d{1,9})', re.MULTILINE)
-# What the runtime raises for a script that is wrong, and not for what a machine or a network does.
-_REFUSAL: Final = re.compile(
-    r"elasticjob\.errors\.(ConfigurationError|StepsDifferError|CollectiveMismatchError|BufferTouchedError)\b"
-)
 _LIBRARY = re.compile(r"/(site-packages|dist-packages|lib/python\d\.\d+)/|^<")
 # What is outside of the program, and may be mended there: an older checkpoint would only lose steps.
 _MENDS = re.compile(r"OS|IO|EOF|SSL|HTTP|File|Pipe|Permission|Time|Connect|Network|Retry|Client|Memory|Dist|gaierror")
@@ -52,7 +47,7 @@ def find_place(failure: Failure) -> str:
     Of what the runtime refuses, its name alone: ranks are refused at different places for one cause.
     """
     error = errortext.exception_of(failure.traceback)
-    if failure.blame is Blame.USER and (refused := _REFUSAL.match(error)):
+    if failure.blame is Blame.USER and (refused := errortext.REFUSAL.match(error)):
         return refused[0]
     kind = error.partition(":")[0].rpartition(".")[2][:128]
     frames = _FRAME.findall(failure.traceback)
@@ -64,4 +59,4 @@ def find_place(failure: Failure) -> str:
 
 def is_refusal(place: str) -> bool:
     """Whether this is what the runtime refuses a script for: it does so again, however far the script has trained."""
-    return _REFUSAL.fullmatch(place) is not None
+    return errortext.REFUSAL.fullmatch(place) is not None

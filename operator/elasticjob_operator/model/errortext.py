@@ -41,6 +41,12 @@ _OF_A_PEER = (
     "DistStoreError",
     "ncclRemoteError",
     "gloo",
+    "elasticjob.errors.WorldLostError",
+    "elasticjob.errors.CollectiveFailedError",
+)
+# What the runtime raises for a script that is wrong, and not for what a machine or a network does.
+REFUSAL = re.compile(
+    r"elasticjob\.errors\.(ConfigurationError|StepsDifferError|CollectiveMismatchError|BufferTouchedError)\b"
 )
 
 
@@ -54,7 +60,9 @@ class Split:
 
 def is_of_a_peer(signal: str, text: str) -> bool:
     """Whether a worker ended as if it had lost a peer: with a network error, or by NCCL's watchdog."""
-    return signal not in OWN_SIGNALS and (signal == "SIGABRT" or any(word in text for word in _OF_A_PEER))
+    if signal in OWN_SIGNALS:
+        return False
+    return signal == "SIGABRT" or (any(word in text for word in _OF_A_PEER) and not REFUSAL.search(text))
 
 
 def clean(text: str) -> str:

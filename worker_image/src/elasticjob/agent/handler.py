@@ -259,7 +259,7 @@ class ElasticJobRendezvous(RendezvousHandler):
         if error is None:
             self.executor.end(wire.SUCCEEDED)
         elif isinstance(error, ChildFailedError):
-            _, failure = error.get_first_failure()
+            failure = torch_agent.choose_first(error.failures.values())
             self.executor.end(wire.FAILED, torch_agent.describe(failure, *self.executor.find_place()))
         elif self._terminated or (isinstance(error, SystemExit) and state.published.phase != wire.RUNNING):
             self.executor.end(state.published.phase)

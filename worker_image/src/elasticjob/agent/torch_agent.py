@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
 from elasticjob.torchcompat import elastic_agent
 
+# What a worker says that has lost another one; the operator compares pods by the same words.
+_OF_A_PEER = re.compile(
+    r"Connection closed by peer|Connection reset|Connection refused|Broken pipe|Dist(Backend|Network|Store)Error"
+    r"|ncclRemoteError|gloo|elasticjob\.errors\.(WorldLost|CollectiveFailed)Error"
+)
+_REFUSAL = re.compile(r"elasticjob\.errors\.(Configuration|StepsDiffer|CollectiveMismatch|BufferTouched)Error\b")
 _EXITED_ON_REQUEST = 128 + signal.SIGTERM  # by a handler of its own
 
 
@@ -82,13 +89,31 @@ def find_failure(
     failures = [failure for failure in failures if failure.pid not in killed]
     if not failures:
         return None
-    # torch sends SIGTERM to the rest when one has failed.
-    first = min(failures, key=lambda f: (find_code(f) == -signal.SIGTERM, getattr(f, "timestamp", 0)))
+    first = choose_first(failures)
     why = (restarts or {}).get(first.pid)
     if why is not None:
         local_rank = int(first.local_rank)
         return wire.Failure(generation, first_rank + local_rank, local_rank, message=why, kind=wire.RESTART)
     return describe(first, generation, first_rank)
+
+
+def choose_first(failures: Iterable[Any]) -> Any:
+    """The one of torch's failures that caused the others.
+
+    torch knows only whole seconds, and a worker that has lost a peer tells it before anybody sees how that peer ended.
+    """
+    return min(failures, key=lambda one: (_judge_end(one), getattr(one, "timestamp", 0)))
+
+
+def _judge_end(failure: Any) -> int:
+    """How likely this is the consequence of another worker's failure: 0 if it cannot be."""
+    code = find_code(failure)
+    if code == -signal.SIGTERM:  # torch sends it to the rest when one has failed
+        return 4
+    if code == -signal.SIGABRT:  # gloo ends one process so, and the others lose it; NCCL's watchdog those that do
+        return 2
+    text = " ".join(one or "" for one in _read_error(failure))
+    return 3 if code > 0 and _OF_A_PEER.search(text) and not _REFUSAL.search(text) else int(code > 0)
 
 
 def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:
