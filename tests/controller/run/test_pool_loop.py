@@ -117,11 +117,12 @@ async def test_a_job_of_one_tenant_does_not_end_the_pool_for_all(pod: dict[str, 
     assert [problem.field for problem in job.problems] == ["spec.template"]
 
 
-def put_greedy(cache: Cache, gpus: str, **more: Any) -> None:
+def put_greedy(cache: Cache, gpus: str, *, replicas: int | None = None, **more: Any) -> None:
     """A job of another tenant, who came first, and whose pods ask for so many devices."""
     greedy = raw_job("job-2") | more
     greedy["metadata"] |= {"namespace": "evil"}
     greedy["spec"]["elasticPolicy"]["minReplicas"] = 1
+    greedy["spec"] |= {} if replicas is None else {"replicas": replicas}
     greedy["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU] = gpus
     cache.put_job(greedy)
 
@@ -150,6 +151,22 @@ async def test_a_job_that_has_trained_asks_for_no_more_than_a_node_has(tmp_path:
     put_greedy(cache, "1E", status={"rendezvous": {"generation": 1, "members": [member]}})
     assert cache.jobs["evil", KEY[1]][0].status.rendezvous.members
     assert await find_reason(cache, tmp_path) == STARTS
+
+
+@pytest.mark.parametrize(("reason", "told"), [("CreateForbidden", STARTS), ("BelowWanted", WAITS)])
+async def test_a_job_whose_pods_a_quota_refuses_takes_no_more_than_its_pods(
+    reason: str, told: str, tmp_path: Path
+) -> None:
+    """Whatever number it has written: only a ResourceQuota limits that, and what that refuses is not there."""
+    cache = make_cache()
+    member = {"rank": 0, "pod": "digits-worker-0", "uid": "p", "node": "node0", "address": "10.0.0.1"}
+    degraded = {"type": "Degraded", "status": "True", "reason": reason, "message": "exceeded quota"}
+    degraded |= {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    trained = {"conditions": [degraded], "rendezvous": {"generation": 1, "members": [member]}}
+    put_greedy(cache, "1", status=trained, replicas=4)
+    cache.put_pod(raw_pod("evil", KEY[1], "job-2", gpus="1"))
+    assert cache.jobs["evil", KEY[1]][0].is_pinned
+    assert await find_reason(cache, tmp_path) == told
 
 
 class Poisoned(Cache):
