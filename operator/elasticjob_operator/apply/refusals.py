@@ -281,7 +281,7 @@ def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
             return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"
     if refused:
         first = min(refused, key=lambda error: error.reason == _NO_AUTOSCALER)
-        return first.reason if first.reason in _TOLD_BY_REASON else "CreateForbidden", first.message
+        return first.reason if first.reason in _TOLD_BY_REASON else reading.FORBIDDEN, first.message
     return None
 
 

@@ -25,6 +25,7 @@ DECIDING = frozenset(
     {"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce", "template", "origin"}
 )
 MOST_NAMED = 5  # fields that one warning names
+FORBIDDEN = "CreateForbidden"  # the reason of a condition: the API server refuses pods, for a quota mostly
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Final
 
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.model import reading
 from elasticjob_operator.model.observe import Agent, Job
 from elasticjob_operator.pool.allocate import allocate
 from elasticjob_operator.pool.prices import next_lags
@@ -23,6 +24,7 @@ PROBE_SECONDS: Final = 60.0  # that a job without reports keeps its size, so tha
 DEFAULT_CHANGE_SECONDS: Final = 0.2
 MOST_SIZES: Final = 200  # that are compared of one job
 WIDEST: Final = 0.08  # of a size: how far the next one may be away, where there are more
+REFUSED: Final = "keeps its size: the API server refuses more pods of it (see the condition Degraded)"
 UNCOMPUTED: Final = "keeps its size: its share of the pool cannot be computed"
 MAX_CHANGE_SECONDS: Final = 120.0  # an outage was longer than a change takes
 
@@ -46,7 +48,14 @@ class PooledJob:
         """Pods that it has been given; 0 as long as it waits for its first room."""
         has_trained = bool(self.job.status.rendezvous.members)
         admitted = has_trained or self.placed >= self.spec.min_replicas
-        return (self.spec.replicas or self.spec.min_replicas) if admitted else 0
+        size = (self.spec.replicas or self.spec.min_replicas) if admitted else 0
+        return min(size, self.placed) if self.is_refused else size
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the API server takes no more of its pods, for a quota mostly: it holds what they hold."""
+        degraded = self.job.status.condition("Degraded")
+        return degraded is not None and degraded.status == "True" and degraded.reason == reading.FORBIDDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,8 @@ def _share(
 
 
 def _judge(one: PooledJob, request: Request, grant: Grant, objective: Objective) -> Verdict:
+    if one.is_refused:
+        return Verdict(0, REFUSED, behind=request.behind_seconds)
     reason = _why_held(one, grant) or describe(grant, request, objective)
     capacity = one.job.status.capacity
     withdrawn = capacity.withdrawn if capacity is not None else 0
@@ -175,6 +186,8 @@ def find_sizes(one: PooledJob, now: float) -> tuple[int, ...]:
     One that is new begins with its smallest; one that does not train, or that is pinned, keeps its own.
     """
     status, held = one.job.status, one.size
+    if one.is_refused:
+        return (max(1, one.placed),)
     if one.job.is_pinned and one.spec.replicas:
         return (one.spec.replicas,)
     elastic = one.spec.elastic_policy
