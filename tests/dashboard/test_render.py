@@ -229,6 +229,19 @@ def test_many_pods_come_in_pages() -> None:
     assert len("".join(regions(raw).values())) < 150_000
 
 
+def test_a_pool_of_many_jobs_shows_some_of_them_and_the_job_itself() -> None:
+    """Whoever makes jobs in a pool would make the pages of all others in it long, and each change of them."""
+    others = []
+    for i in range(3000):
+        raw = job(name=f"digits-{i:04}", scaling={"pool": "p", "size": i, "wanted": i, "reason": "shares"})
+        others.append(Job.parse(with_uid(raw, f"uid-{i}")))
+    mine = others[-1]
+    found = jobpage.build_regions(mine, jobpage.Seen(), [], others, now=NOW, form_key="")["pool"]
+    assert found.count("<tr") == 101
+    assert found.count('aria-current="true"') == 1 and mine.name in found
+    assert "2,900 more" in found
+
+
 def test_a_job_without_anything_is_a_page_too() -> None:
     raw = job()
     raw["status"] = {}
