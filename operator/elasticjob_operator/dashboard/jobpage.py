@@ -18,6 +18,7 @@ from elasticjob_operator.view import words
 
 PAGE_MEMBERS: Final = 100
 MOST_EVENTS: Final = 100
+MOST_OF_POOL: Final = 100  # jobs
 # Regions by their headings, in the order of the page. Those without a heading are part of the head.
 REGIONS: Final[Mapping[str, str]] = {
     "problem": "",
@@ -148,7 +149,7 @@ def _pool(job: Job, pool: Sequence[Job]) -> str:
         facts += f"; it costs {hourly} an hour, {spent} so far"
         facts += "" if scaling.cost.expected is None else f", {expected_cost} at its end"
     rows = []
-    for other in pool:
+    for other in sorted(pool, key=lambda other: other.uid != job.uid)[:MOST_OF_POOL]:
         mine = other.status.scaling or api.ScalingStatus()
         here = ' aria-current="true"' if other.uid == job.uid else ""
         speeds = ", ".join(one.replace(":", ": ") for one in words.speeds_by_size(mine))
@@ -157,7 +158,9 @@ def _pool(job: Job, pool: Sequence[Job]) -> str:
             f'<td class="n">{mine.size}</td><td class="n">{mine.wanted}</td><td>{escape(speeds or "-")}</td>'
             f"<td>{escape(mine.reason or '-')}</td></tr>"
         )
-    return f"<p>{escape(facts)}.</p>" + build_table(("Job", "Pods", "Wanted", "Steps a second by size", "Why"), rows)
+    left_out = f"<p>{len(pool) - len(rows):,} more jobs share this pool.</p>" if len(pool) > len(rows) else ""
+    table = build_table(("Job", "Pods", "Wanted", "Steps a second by size", "Why"), rows)
+    return f"<p>{escape(facts)}.</p>{table}{left_out}"
 
 
 def _incidents(job: Job) -> str:
