@@ -136,3 +136,20 @@ async def test_what_is_not_urgent_leaves_the_reserved_slots_however_many_take_tu
         assert queue.got[-1] == f"urgent{i}"
         await queue.give_back(("d", "small"), Urgency.NOW)
     assert len(queue.got) == 6
+
+
+async def test_namespaces_that_agree_leave_a_slot_to_others() -> None:
+    """A slot of theirs may be held for minutes: by a pass of a job that makes hundreds of pods."""
+    slots = Slots(8, share=4)
+    greedy = [asyncio.create_task(slots.acquire((name, str(job)))) for name in "abc" for job in range(8)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await slots.acquire(("other", "job"))
+    assert sum(task.done() for task in greedy) == 4 + 2 + 1
+    slots.release(("a", "0"))
+    slots.release(("other", "job"))
+    async with asyncio.timeout(5):
+        await slots.acquire(("another", "job"))
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
