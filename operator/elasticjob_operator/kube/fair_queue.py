@@ -55,13 +55,14 @@ class Turns(Generic[T]):
 class Slots:
     """`count` slots: `reserved` are for urgent requests, and as many for others, while both wait.
 
-    Requests that are not urgent may use `share` per namespace at most.
+    Requests that are not urgent may use `share` per namespace at most, and no more than are free: two namespaces have
+    a third each, and one that has none finds one.
     """
 
     def __init__(self, count: int, *, reserved: int = 0, share: int | None = None) -> None:
         self._free = count
         self._most = count - reserved  # of the urgent requests, and of the others
-        self._share = share or count
+        self._share = share
         self._held: Counter[str] = Counter()  # by namespace
         self._urgent = 0  # held by urgent requests
         self._waiting: dict[Urgency, Turns[asyncio.Future[None]]] = {urgency: Turns() for urgency in Urgency}
@@ -112,4 +113,4 @@ class Slots:
         return None if found is None else (urgency, *found)
 
     def _is_below_its_share(self, namespace: str) -> bool:
-        return self._held[namespace] < self._share
+        return self._share is None or self._held[namespace] < min(self._share, self._free)

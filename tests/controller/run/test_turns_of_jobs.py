@@ -141,6 +141,7 @@ async def test_others_have_the_loop_while_the_pool_counts_what_they_hold(
     slow = Slow(capacity.count_held)
     async with answering(answer_empty, tmp_path) as api:
         parts = Operator(Options(pools=(capacity.Pool("rest", "pods"),)), api)
+        parts.cache.put_node({"metadata": {"name": "n"}, "status": {"allocatable": {"pods": "110"}}})
         for number in range(20):
             raw = job_of(number)
             if not number:
