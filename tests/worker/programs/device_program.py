@@ -1,6 +1,6 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
-Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection,
+Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection, saves,
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
 does not have the first of two optimizers, or captured: a CUDA graph records each step of it), SCHEDULE (where a
 scheduler steps in a step: first, middle or last), WHERE (the model is evaluated: in a "step" after its optimizer,
@@ -9,8 +9,8 @@ of the step; or "step:rank:generation:point", with commas between several: forwa
 between, message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large
 message in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except
 Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), MOMENTUM,
-REST (seconds after the first optimizer has stepped, in step 12), DIE_PACKING (a rank), DIE_TELLING (a generation),
-DEVICE (the state counts as that of a device).
+REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until the file "told" exists),
+DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its ow
 SENDS = os.environ.get("SENDS", "")
 WHERE = os.environ.get("WHERE", "")
 SWALLOW = os.environ.get("SWALLOW", "")
+HOLD = Path(os.environ["OUT"], "told") if "HOLD" in os.environ else None
+UNDER_WAY: list[Any] = []
 KILLS = [one if one.count(":") == 3 else f"{one}:1:forward" for one in os.environ.get("KILL", "").split(",")]
 
 
@@ -86,6 +88,11 @@ def pass_on(rank: int, size: int) -> None:
     to, source = (rank + 1) % size, (rank - 1) % size
     for one in dist.batch_isend_irecv([dist.P2POp(dist.isend, there, to), dist.P2POp(dist.irecv, here, source)]):
         one.wait()
+
+
+def reduce_aside(*_: int) -> None:
+    """On a stream of its own, for which the step waits at its end."""
+    UNDER_WAY[:] = [dist.all_reduce(torch.ones(600), async_op=True) for _ in range(2)]
 
 
 def reduce_in_a_group(*_: int) -> None:
@@ -127,6 +134,7 @@ class Notes:
 
 
 OTHERS: dict[str, Callable[[int, int], object]] = {
+    "aside": reduce_aside,
     "batch": pass_on,
     "functional": reduce_functionally,
     "group": reduce_in_a_group,
@@ -171,7 +179,8 @@ class Script:
             extras["scheduler"] = self.scheduler
         self.compiled: Callable[[], object] | None = None
         self.connections: list[socket.socket] = []
-        on_world = {"groups": self.enter, "connection": self.connect}.get(KIND)
+        self.save: Any = None
+        on_world = {"groups": self.enter, "connection": self.connect, "saves": self.enter_saving}.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
 
@@ -186,6 +195,22 @@ class Script:
 
     def enter(self, _: Session) -> None:
         self.group = dist.new_group() if dist.get_world_size() > 1 else None
+
+    def enter_saving(self, _: Session) -> None:
+        """A group for saves of torch.distributed.checkpoint; one that a loss has broken is given up."""
+        if self.save is not None:
+            self.save.exception()
+        self.save = None
+        self.group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+
+    def save_beside(self) -> None:
+        from torch.distributed import checkpoint
+
+        folder = self.lines.parent / f"saved-{self.session.committed}"
+        if self.save is not None:
+            self.save.result()
+        state = {"model": self.model.state_dict()}
+        self.save = checkpoint.async_save(state, checkpoint_id=folder, process_group=self.group)
 
     def connect(self, _: Session) -> None:
         """As to a database or a service for metrics, whenever a world begins."""
@@ -226,6 +251,8 @@ class Script:
         self.schedule("first")
         loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
         here = (session.committed + 1, session.rank, session.generation)
+        while here[0] == LAST and HOLD is not None and not HOLD.exists():
+            time.sleep(0.01)
         die_here(*here, "forward" if session.ends_step else "micro")
         if KIND == "groups" and self.group is not None:
             dist.all_reduce(loss.detach().clone(), group=self.group)
@@ -255,6 +282,8 @@ class Script:
             self.schedule("last")
         for one in self.optimizers:
             one.zero_grad()
+        while UNDER_WAY:
+            UNDER_WAY.pop().wait()
         if KIND == "evaluate" and WHERE == "step":
             die_here(*here, "between")
             self.call_model()
@@ -313,6 +342,10 @@ class Script:
         """Between two steps, with a collective of the script's own."""
         session, size = self.session, self.session.world_size
         here = (session.committed, session.rank, session.generation)
+        if KIND == "saves" and session.committed % 4 == 3:
+            with session.interruptible():
+                self.save_beside()
+                die_here(*here, "between")
         if KIND != "evaluate" or WHERE == "step":
             return
         if WHERE == "outside":

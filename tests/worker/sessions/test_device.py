@@ -178,7 +178,7 @@ def test_a_description_of_the_state_that_has_arrived_in_part_keeps_nobody(
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("fakenccl", marks=pytest.mark.long)])
-@pytest.mark.parametrize("sends", ["batch", "functional", "group", "objects", "thread"])
+@pytest.mark.parametrize("sends", ["aside", "batch", "functional", "group", "objects", "thread"])
 @together
 def test_a_loss_frees_any_collective_of_a_script(tmp_path: Path, undisturbed: Any, sends: str, backend: str) -> None:
     agent, norms = train(tmp_path, SENDS=sends, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage")
@@ -335,6 +335,40 @@ def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed:
     for row in agent.rows:
         norms.setdefault(row["step"], set()).add(row["norm"])
     check(norms, undisturbed("copies"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_a_loss_breaks_a_save_under_way_and_not_the_training(tmp_path: Path, undisturbed: Any, backend: str) -> None:
+    """torch.distributed.checkpoint saves in a thread, whose collectives wait for the member that is lost."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KIND="saves", KILL="11:2:1:between", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check(norms, undisturbed("plain"))
+    saved = {int(one.parent.name.partition("-")[2]) for one in tmp_path.glob("saved-*/.metadata")}
+    assert saved >= {3, 7, 15, 19}, "those of both worlds"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_a_world_that_ends_in_the_last_step_of_a_script_has_made_it(
+    tmp_path: Path, undisturbed: Any, backend: str
+) -> None:
+    """A job is suspended just then: the step counts on all ranks, and is not made again if it goes on."""
+    with FakeAgent(PROGRAM, tmp_path, LAST="24", BACKEND=backend, HOLD="yes") as agent:
+        agent.start(3)
+        agent.wait(lambda: sum(row["step"] == 23 for row in agent.rows) == 3, "the last step but one")
+        agent.tell(announced=True)
+        (tmp_path / "told").touch()
+        agent.wait(lambda: len(agent.idle) + 3 - len(agent.living) >= 3, "all ranks to leave the world, or to end")
+        assert sum(row["step"] == 24 for row in agent.rows) == 3
+        agent.run()
+    assert agent.ended == [0, 0, 0]
+    norms: dict[int, set[float]] = {}
+    for row in agent.rows:
+        norms.setdefault(row["step"], set()).add(row["norm"])
+    check(norms, undisturbed("plain"))
+    assert len(agent.rows) == 3 * 25
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
