@@ -58,6 +58,12 @@ def with_requests(requests: Mapping[str, str]) -> dict[str, Any]:
     return {**make_pod(), "spec": {"nodeName": "n", "containers": [container]}}
 
 
+def with_containers(count: int) -> dict[str, Any]:
+    amounts = [{"cpu": f"{number}.5", "memory": f"{number}7"} for number in range(count)]
+    containers = [{"name": f"c{n}", "resources": {"limits": a, "requests": a}} for n, a in enumerate(amounts)]
+    return {**make_pod(), "spec": {"nodeName": "n", "containers": containers}}
+
+
 def wait(**waiting: str) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "w", "state": {"waiting": waiting}}]}
 
@@ -86,6 +92,7 @@ PODS: Mapping[str, dict[str, Any]] = {
     "disrupted": make_pod({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": LONG}]}),
     "conditions": make_pod({"conditions": [{"type": f"{n}{LONG[:9000]}", "status": LONG[:9000]} for n in range(500)]}),
     "requests": with_requests({f"{number:03}.{LONG[:240]}/{LONG[:63]}": "1" for number in range(4000)}),
+    "amounts": with_containers(256),
     "address": make_pod({"podIP": LONG}),
     "resized": make_pod({"conditions": [{"type": "PodResizePending", "status": "True", "message": LONG}]}),
 }
