@@ -33,6 +33,7 @@ LIMITS = {
     "resources that a container names": podtemplate.MOST_RESOURCES,
     "amounts of resources that a pod names": podtemplate.MOST_AMOUNTS,
     "terms of a pod's required node affinity": podtemplate.MOST_TERMS,
+    "amounts of CPU and memory in a template whose pods are resized in place": podtemplate.MOST_SIZES,
     "processes of a pod": podtemplate.MOST_PROCESSES,
     "values in an object of the API server": json_stream.MOST_VALUES,
     "bytes of an object of the API server that is read alone": client.MOST_OBJECT_BYTES,

@@ -36,6 +36,7 @@ KINDS: Final = ("containers", "initContainers")
 MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
 MOST_RESOURCES: Final = 256  # of a container; no node has as many
 MOST_AMOUNTS: Final = 1024  # requests and limits of a pod
+MOST_SIZES: Final = 64  # of a template whose pods are resized in place; of a pod, twice as many are kept
 MOST_TERMS: Final = 64  # of a node affinity; each has to name all the faulty nodes that a job excludes
 
 
@@ -233,7 +234,10 @@ Size = tuple[str, str, str, str]  # container, "requests" or "limits", resource,
 
 
 class Shape(NamedTuple):
-    """The amounts of CPU and memory of the containers, and the hash of everything else."""
+    """The amounts of CPU and memory of the containers, and the hash of everything else.
+
+    If there are very many, the hash is of the whole template, and no pod is resized in place.
+    """
 
     hash: str
     sizes: tuple[Size, ...]
@@ -242,9 +246,12 @@ class Shape(NamedTuple):
 def find_shape(template: Mapping[str, Any]) -> Shape:
     """The two parts of a template."""
     containers = template["spec"]["containers"]
+    sizes = find_sizes(containers)
+    if len(sizes) > MOST_SIZES:
+        return Shape(template_hash(template), ())
     rest = [{**c, "resources": _without_amounts(c)} for c in containers]
     hashed = template_hash({**template, "spec": {**template["spec"], "containers": rest}})
-    return Shape(hashed, find_sizes(containers))
+    return Shape(hashed, sizes)
 
 
 def _without_amounts(container: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,6 +170,7 @@ class Job:
 
 MOST_INDEX: Final = 10**9 - 1
 MOST_CONDITIONS: Final = 64  # of a pod
+_MOST_SIZES: Final = 2 * podtemplate.MOST_SIZES  # webhooks add containers
 MOST_MARKS: Final = 64  # labels of a job, and annotations; there are ten that mean anything
 _KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # their prefixes
 
@@ -256,7 +257,9 @@ def observe_pod(raw: Raw, devices: Devices = ()) -> Pod | None:
         conditions=tuple(sorted((t[:LONGEST_REASON], c.get("status", "")[:LONGEST_REASON]) for t, c in some)),
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
         template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
-        sizes=_share(podtemplate.find_sizes((spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS])),
+        sizes=_share(
+            podtemplate.find_sizes((spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS])[:_MOST_SIZES]
+        ),
         devices=_share(devices),
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
