@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.counted_work import count_lines
+from controller.counted_work import count_lines, count_work
 from controller.integrations.kueue.test_integration import admitted
 from controller.integrations.kueue.test_quota import JOB, condition
 from elasticjob_operator.integrations.kueue.store import KEPT_BYTES, MOST_KEPT_BYTES, Store
@@ -126,6 +126,34 @@ def test_a_workload_that_has_become_short_leaves_its_room() -> None:
         raw = stuffed(0, "team", 100_000 if version % 2 else 1)
         store.put_workload({**raw, "metadata": {**raw["metadata"], "resourceVersion": str(100 + version)}})
         assert look(store, 0, "team").is_admitted, version
+
+
+def test_what_many_workloads_take_is_bounded_though_none_of_them_is_long() -> None:
+    store, count = Store(lambda key: None), 15_000
+    for number in range(count):
+        store.put_workload(stuffed(number, "evil", 7_000))
+    assert weigh(store, "evil", count) <= MOST_KEPT_BYTES / 2 + 4_096 * KEPT_BYTES
+    assert "other Workloads of the namespace" in look(store, count - 1, "evil").message
+    for number in range(count):
+        store.apply_workload("DELETED", stuffed(number, "evil", 7_000))
+    store.put_workload(stuffed(0, "evil"))
+    assert look(store, 0, "evil").is_admitted, "there is room again"
+
+
+def count_looking(count: int, job_uid: str, stamp: str | None) -> int:
+    """What a pass of a job costs that so many Workloads name as their owner."""
+    store, owner = Store(lambda key: None), admitted()["metadata"]["ownerReferences"]
+    for number in range(count):
+        raw = workload_of(number)
+        of_one = {"ownerReferences": [{**owner[0], "uid": job_uid}], "deletionTimestamp": stamp}
+        store.put_workload({**raw, "metadata": {**raw["metadata"], **of_one}})
+    return count_work(lambda: (store.workloads(JOB), store.left_over(JOB.key, JOB.uid)))
+
+
+@pytest.mark.parametrize("stamp", [None, "2026-01-01T00:00:00Z"], ids=["there", "leaving"])
+@pytest.mark.parametrize("job_uid", [JOB.uid, "an earlier one"])
+def test_a_job_looks_at_no_more_workloads_however_many_name_it(stamp: str | None, job_uid: str) -> None:
+    assert count_looking(3_000, job_uid, stamp) < 1.2 * count_looking(300, job_uid, stamp)
 
 
 def test_ordinary_workloads_need_no_room() -> None:
