@@ -13,7 +13,7 @@ from elasticjob_operator.apply import events
 from elasticjob_operator.client import logs
 from elasticjob_operator.dashboard import streams
 from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
-from elasticjob_operator.integrations.kueue import asking, integration, store
+from elasticjob_operator.integrations.kueue import asking, store
 from elasticjob_operator.kube import client
 from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
@@ -58,7 +58,8 @@ LIMITS = {
     "metrics of a job that become series of Prometheus": metrics.MOST_NAMES,
     "metrics of a namespace that become series of Prometheus": metrics.MOST_OF_A_NAMESPACE,
     "increments in which a queued job asks for quota": asking.MOST_INCREMENTS,
-    "Workloads of a queued job": integration.MOST_WORKLOADS,
+    "Workloads of a queued job": store.MOST_WORKLOADS,
+    "Workloads of a namespace of which 8 KiB each are kept in any case": store.KEPT_WORKLOADS,
     "bytes that the operator keeps of all long Workloads, beyond 8 KiB of each": store.MOST_KEPT_BYTES,
     "dimensions of a tensor that `elasticjob.collectives` send": layout.MOST_DIMENSIONS,
     "bytes of one rank's part of a message between ranks": messages.MAX_BYTES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from elasticjob_operator.integrations.kueue import asking, manifests, names
 from elasticjob_operator.integrations.kueue.asking import Ask, Elsewhere, LetGo, Wish
 from elasticjob_operator.integrations.kueue.following import Follower
 from elasticjob_operator.integrations.kueue.quota import find_base, keep_what_runs, read_dispatch, read_quota
-from elasticjob_operator.integrations.kueue.store import Store
+from elasticjob_operator.integrations.kueue.store import MOST_WORKLOADS, Store
 from elasticjob_operator.integrations.kueue.values import Workload
 from elasticjob_operator.integrations.kueue.writing import Writer
 from elasticjob_operator.kube.client import Api
@@ -24,8 +23,6 @@ from elasticjob_operator.model.quota import Quota
 from elasticjob_operator.plan.values import Plan, first
 from elasticjob_operator.times import parse_time
 
-MOST_WORKLOADS = 128  # of a job; it asks for far fewer, and any others are somebody else's
-_MOST_LOOKED_AT = 2 * MOST_WORKLOADS  # in a pass
 RETRY_SECONDS = 10.0  # after the API server has refused a Workload
 DEFAULT_GRACE = 30  # seconds, of Kubernetes
 LEAVING_SECONDS = 60.0  # beyond all grace periods: when pods of another cluster are taken for gone
@@ -96,9 +93,7 @@ class Kueue:
         genuine: list[Workload] = []
         forged: list[Workload] = []
         needed = manifests.find_needed(job)
-        # The others, if there are more, have their turn when some of these are gone.
-        some = heapq.nsmallest(_MOST_LOOKED_AT, self.store.workloads(job), key=lambda w: (w.is_deleting, w.first))
-        for workload in sorted(some, key=lambda w: w.first):
+        for workload in sorted(self.store.workloads(job), key=lambda w: w.first):
             is_ours = len(genuine) < MOST_WORKLOADS and manifests.is_genuine(workload, job, needed)
             (genuine if is_ours else forged).append(workload)
         return genuine, forged

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticjob_operator.api.names import JobKey
@@ -19,7 +23,10 @@ from elasticjob_operator.model.observe import Job
 
 Raw = Mapping[str, Any]
 
-KEPT_BYTES = 8 * 1024  # of a Workload, which is enough for those that we make: what is longer shares ...
+MOST_WORKLOADS = 128  # of a job; it asks for far fewer, and any others are somebody else's
+_MOST_LOOKED_AT = 2 * MOST_WORKLOADS  # in a pass: the others have their turn when some of these are gone
+KEPT_BYTES = 8 * 1024  # of a Workload, which is enough for those that we make ...
+KEPT_WORKLOADS = 4096  # ... of so many of a namespace: what is longer, and what is more, shares ...
 MOST_KEPT_BYTES = 64 * 2**20  # ... so many bytes of all Workloads, of which one namespace gets half
 NO_ROOM = (
     "the operator has no room for a Workload of this size: delete other Workloads of the namespace, and then this one,"
@@ -27,14 +34,57 @@ NO_ROOM = (
 )
 
 
+@dataclass(slots=True)
+class _OfKey:
+    """The Workloads of the jobs of one name, by name; by the UID of the job in order, and those that leave."""
+
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    in_order: dict[str, list[tuple[bool, int, str]]] = field(default_factory=dict)
+    leaving: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def put(self, workload: Workload) -> None:
+        self.pop(workload.name)
+        self.workloads[workload.name] = workload
+        bisect.insort(self.in_order.setdefault(workload.job_uid, []), _rank(workload))
+        if workload.is_deleting:
+            self.leaving.setdefault(workload.job_uid, {})[workload.name] = None
+
+    def pop(self, name: str) -> None:
+        workload = self.workloads.pop(name, None)
+        if workload is None:
+            return
+        line = self.in_order[workload.job_uid]
+        del line[bisect.bisect_left(line, _rank(workload))]
+        if not line:
+            del self.in_order[workload.job_uid]
+        if workload.is_deleting:
+            del self.leaving[workload.job_uid][name]
+            if not self.leaving[workload.job_uid]:
+                del self.leaving[workload.job_uid]
+
+
+def _rank(workload: Workload) -> tuple[bool, int, str]:
+    return workload.is_deleting, workload.first, workload.name
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a Workload is kept, and the room that it takes."""
+
+    key: JobKey
+    is_free: bool  # one of those of which only what is long takes room
+    taken: int = 0
+
+
 class Store:
     """`wake` is called with the key of every job that something changed for."""
 
     def __init__(self, wake: Callable[[JobKey], None]) -> None:
         self._wake = wake
-        self._workloads: dict[JobKey, dict[str, Workload]] = {}  # by name
-        self._job_of: dict[tuple[str, str], JobKey] = {}  # by namespace and name
-        self._room = admission.Room(MOST_KEPT_BYTES)  # by namespace: bytes of long Workloads
+        self._workloads: dict[JobKey, _OfKey] = {}
+        self._places: dict[tuple[str, str], _Place] = {}  # by namespace and name
+        self._free: Counter[str] = Counter()  # Workloads that are `is_free`, by namespace
+        self._room = admission.Room(MOST_KEPT_BYTES)  # by namespace: bytes of long Workloads, and of too many
         self.flavors: dict[str, Flavor] = {}
 
     def put_workload(self, raw: Raw) -> None:
@@ -50,28 +100,38 @@ class Store:
             return
         if before is not None and before.job != workload.job:
             self.drop_workload(namespace, before.name, before.uid)
-            before = None
-        if before is not None:
-            self._room.leave(namespace, _count_excess(before))
-        if (excess := _count_excess(workload)) and not self._room.enter(namespace, excess):
-            workload = without_details(workload, NO_ROOM)
-        self._workloads.setdefault(key, {})[workload.name] = workload
-        self._job_of[namespace, workload.name] = key
+        place = self._places.get((namespace, workload.name)) or self._make_place(key, workload.name)
+        self._room.leave(namespace, place.taken)
+        place.taken = max(0, workload.bytes_kept - KEPT_BYTES) if place.is_free else workload.bytes_kept
+        if place.taken and not self._room.enter(namespace, place.taken):
+            workload, place.taken = without_details(workload, NO_ROOM), 0
+        self._workloads.setdefault(key, _OfKey()).put(workload)
         self._wake(key)
 
+    def _make_place(self, key: JobKey, name: str) -> _Place:
+        namespace, _ = key
+        place = self._places[namespace, name] = _Place(key, self._free[namespace] < KEPT_WORKLOADS)
+        self._free[namespace] += place.is_free
+        return place
+
     def _find(self, namespace: str, name: str) -> Workload | None:
-        key = self._job_of.get((namespace, name))
-        return None if key is None else self._workloads[key][name]
+        place = self._places.get((namespace, name))
+        return None if place is None else self._workloads[place.key].workloads[name]
 
     def drop_workload(self, namespace: str, name: str, uid: str) -> None:
         known = self._find(namespace, name)
         if known is None or known.uid != uid:
             return
-        key = self._job_of.pop((namespace, name))
-        self._room.leave(namespace, _count_excess(self._workloads[key].pop(name)))
-        if not self._workloads[key]:
-            del self._workloads[key]
-        self._wake(key)
+        place = self._places.pop((namespace, name))
+        self._room.leave(namespace, place.taken)
+        self._free[namespace] -= place.is_free
+        if not self._free[namespace]:
+            del self._free[namespace]
+        of_key = self._workloads[place.key]
+        of_key.pop(name)
+        if not of_key.workloads:
+            del self._workloads[place.key]
+        self._wake(place.key)
 
     def apply_workload(self, event: str, raw: Raw) -> None:
         if event == "DELETED":
@@ -85,7 +145,7 @@ class Store:
         for key, known in list(self._workloads.items()):
             if namespace and key[0] != namespace:
                 continue
-            for workload in list(known.values()):
+            for workload in list(known.workloads.values()):
                 if (key[0], workload.name) not in listed and not is_older(version, workload.version):
                     self.drop_workload(key[0], workload.name, workload.uid)
 
@@ -93,12 +153,16 @@ class Store:
         return tuple(self._workloads)
 
     def workloads(self, job: Job) -> tuple[Workload, ...]:
-        """Those of this very job, and not of a predecessor of its name."""
-        return tuple(w for w in self._workloads.get(job.key, {}).values() if w.job_uid == job.uid)
+        """Those of this very job, and not of a predecessor of its name: the first ones of those that stay, if many."""
+        of_key = self._workloads.get(job.key, _OfKey())
+        some = of_key.in_order.get(job.uid, ())[:_MOST_LOOKED_AT]
+        return tuple(of_key.workloads[name] for _, _, name in some)
 
     def left_over(self, key: JobKey, uid: str = "") -> tuple[Workload, ...]:
-        """Those of jobs of this name that are gone; `uid` is the one that is there."""
-        return tuple(w for w in self._workloads.get(key, {}).values() if w.job_uid != uid)
+        """Some that are being deleted, of jobs of this name that are gone; `uid` is the one that is there."""
+        of_key = self._workloads.get(key, _OfKey())
+        gone = itertools.chain.from_iterable(names for of, names in of_key.leaving.items() if of != uid)
+        return tuple(of_key.workloads[name] for name in itertools.islice(gone, _MOST_LOOKED_AT))
 
     def apply_flavor(self, event: str, raw: Raw) -> None:
         name = raw["metadata"]["name"]
@@ -119,7 +183,3 @@ class Store:
     def _wake_all(self) -> None:
         for key in list(self._workloads):
             self._wake(key)
-
-
-def _count_excess(workload: Workload) -> int:
-    return max(0, workload.bytes_kept - KEPT_BYTES)

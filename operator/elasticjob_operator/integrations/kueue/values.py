@@ -177,7 +177,7 @@ def observe_workload(raw: Raw) -> Workload | None:
         conditions=conditions,
     )
     granted = [*grant.flavors, *grant.updates] if grant is not None else []
-    size = bounds.measure([*conditions, *granted, requests], MOST_VALUES)
+    size = bounds.measure([*conditions, *granted, *finalizers, requests], MOST_VALUES)
     if excess := _find_excess(size):
         return without_details(workload, excess)
     return replace(workload, bytes_kept=size.bytes + _VALUE_BYTES * size.values)
@@ -185,7 +185,9 @@ def observe_workload(raw: Raw) -> Workload | None:
 
 def without_details(workload: Workload, why: str) -> Workload:
     """What remains of one that cannot be kept as it was written, and so admits nothing."""
-    return replace(workload, is_admitted=False, message=why, grant=None, requests={}, conditions=(), bytes_kept=0)
+    finalizers = workload.finalizers if sum(map(len, workload.finalizers)) <= MOST_MESSAGE else ()
+    less = replace(workload, is_admitted=False, message=why, grant=None, finalizers=finalizers, bytes_kept=0)
+    return replace(less, requests={}, conditions=())
 
 
 def _find_excess(size: bounds.Size) -> str:
