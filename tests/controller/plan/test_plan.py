@@ -315,6 +315,17 @@ def test_each_pod_may_have_cpus_that_the_template_does_not_name() -> None:
     assert not again.status.is_true("Warning")
 
 
+def test_a_pod_that_its_node_does_not_end_is_told() -> None:
+    """A process that waits for a disk takes no signal: it may hold its devices when the API server forgets the pod."""
+    nodes = {name: make_node(name) for name in "ab"}
+    pods = (make_pod(0, node="a"), make_pod(1, node="b", deleting=NOW - 61))
+    made = plan(see(make_job(make_spec(1, 2), started()), pods, nodes=nodes))
+    assert [(gone.name, gone.force) for gone in made.delete] == [("digits-worker-1", True)]
+    (event,) = [event for event in made.events if event.reason == "DeletedByForce"]
+    assert event.warning
+    assert "digits-worker-1 on node b" in event.message and "devices" in event.message
+
+
 def test_torchs_own_rendezvous_takes_only_indices_below_wanted() -> None:
     spec = make_spec(2, 2, rendezvous={"backend": "static"})
     made = plan(see(make_job(spec, started()), (make_pod(0, deleting=NOW + 5), make_pod(1))))
