@@ -51,6 +51,7 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     served = () if seen.job.deleting else {p.uid for p in seen.pods}
     released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
+    made = replace(made, events=(*made.events, *_tell_forced(seen, made)))
     if made.status is not seen.job.status:
         made = _report_quota(seen, _warn(seen, config, made))
         status, generation = made.status, seen.job.generation
@@ -92,6 +93,20 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return ending.end(seen, status, api.Phase.FAILED, deadline.reason, deadline.message + why)
     made = _run(seen, config, job.spec, status)
     return replace(made, wake_at=first(made.wake_at, deadline.at))
+
+
+def _tell_forced(seen: Seen, made: Plan) -> tuple[reporting.Event, ...]:
+    uids = {gone.uid for gone in made.delete if gone.force}
+    forced = sorted((pod for pod in seen.pods if pod.uid in uids), key=lambda pod: pod.index)
+    if not forced:
+        return ()
+    first_ones = ", ".join(f"{pod.name} on node {pod.node}" for pod in forced[:5])
+    more = f" and {len(forced) - 5} more" if len(forced) > 5 else ""
+    message = (
+        f"{first_ones}{more}: its node or its processes do not respond, so the pod is deleted by force; a process that "
+        "waits for a disk may go on there and hold its devices: look at the node before you trust it again"
+    )
+    return (reporting.Event("DeletedByForce", message, warning=True),)
 
 
 def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
