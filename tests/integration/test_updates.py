@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -303,7 +304,7 @@ def test_no_step_is_lost_where_updates_and_kills_follow_each_other(
             generation, kills = jobs.status("often")["rendezvous"]["generation"], kills + 1
             os.kill(int((project.output / f"pid-{kills % 2}").read_text()), signal.SIGKILL)
             after = jobs.await_world("often", 2, above=generation, timeout=120)["rendezvous"]["generation"]
-            wait_for(lambda reached=after: steps_of(project)[-1][2] >= reached, "it trains again", timeout=120)
+            wait_for(functools.partial(has_come_to, project, after), "it trains again", timeout=120)
     assert project.uids() == pods
     assert jobs.status("often")["code"]["revision"] == updates
     found = steps_of(project)
@@ -323,3 +324,7 @@ def steps_of(project: Project) -> list[tuple[int, int, int, str]]:
     lines = (project.output / "steps").read_text().rpartition("\n")[0].splitlines()
     words = [line.split() for line in lines]
     return [(int(step), int(revision), int(generation), kind) for step, revision, generation, kind in words]
+
+
+def has_come_to(project: Project, generation: int) -> bool:
+    return steps_of(project)[-1][2] >= generation
