@@ -236,7 +236,7 @@ def broadcast_world() -> Work:
 def sweep() -> Work:
     """Look for agents that have been silent for too long: there are none."""
     hub, entries = RUNNER.run(connect_agents())
-    work = in_loop(lambda: hub.sweep(3.0, judge=True))
+    work = in_loop(lambda: hub.sweep(3.0, 0.0))
     work()
     assert len(hub) == len(entries)
     return work

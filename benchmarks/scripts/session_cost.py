@@ -275,23 +275,35 @@ def measure_steps(args: argparse.Namespace) -> None:
 
 
 def look(regroups: int, seconds: float) -> dict[str, Any]:
-    """What this process has, once old groups are collected."""
+    """What this process has, once old groups are collected and what ends in threads of their own has ended."""
     import gc
 
     gc.collect()
+    counts, same, ends = count(), 0, time.monotonic() + 5
+    while same < 5 and time.monotonic() < ends:
+        time.sleep(0.05)
+        before, counts = counts, count()
+        same = same + 1 if counts == before else 0
+    return {"regroups": regroups, **counts, "rssMiB": read_rss(), "msEach": round(1000 * seconds, 1)}
+
+
+def count() -> dict[str, int]:
+    """The threads, files and sockets of this process."""
     files = []
     for name in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):  # that of the list
             files.append(str(name.readlink()))
-    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     return {
-        "regroups": regroups,
-        "threads": int(status["Threads"]),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
         "files": len(files),
         "sockets": sum(name.startswith("socket:") for name in files),
-        "rssMiB": round(int(status["VmRSS"].split()[0]) / 1024, 1),
-        "msEach": round(1000 * seconds, 1),
     }
+
+
+def read_rss() -> float:
+    """The memory of this process, in MiB."""
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmRSS:"))
+    return round(int(line.split()[1]) / 1024, 1)
 
 
 def regroup_often(args: argparse.Namespace) -> None:

@@ -45,7 +45,6 @@ BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
-CAPTURING = {"is_initialized": lambda: True, "is_current_stream_capturing": lambda: True}
 IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
 WHERE = os.environ.get("WHERE", "")
@@ -57,6 +56,16 @@ KILLS = [one if one.count(":") == 3 else f"{one}:1:forward" for one in os.enviro
 
 def swallowing(what: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.suppress(Exception) if what == SWALLOW else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def imitate_capture() -> Iterator[None]:
+    """As while a CUDA graph records."""
+    with (
+        mock.patch.object(torch.cuda, "is_initialized", lambda: True),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True),
+    ):
+        yield
 
 
 def die_here(step: int, rank: int, generation: int, point: str) -> None:
@@ -204,13 +213,13 @@ class Script:
         self.group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
 
     def save_beside(self) -> None:
-        from torch.distributed import checkpoint
+        from torch.distributed.checkpoint.state_dict_saver import async_save
 
         folder = self.lines.parent / f"saved-{self.session.committed}"
         if self.save is not None:
             self.save.result()
         state = {"model": self.model.state_dict()}
-        self.save = checkpoint.async_save(state, checkpoint_id=folder, process_group=self.group)
+        self.save = async_save(state, checkpoint_id=folder, process_group=self.group)
 
     def connect(self, _: Session) -> None:
         """As to a database or a service for metrics, whenever a world begins."""
@@ -291,7 +300,7 @@ class Script:
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         if KIND == "compiled" and self.compiled is None:
             self.compiled = torch.compile(optimizer.step, backend="eager")
-        with mock.patch.multiple(torch.cuda, **CAPTURING) if KIND == "captured" else contextlib.nullcontext():
+        with imitate_capture() if KIND == "captured" else contextlib.nullcontext():
             (self.compiled or optimizer.step)()
 
     def compute(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:

@@ -46,7 +46,7 @@ memory, model, optimizer = make()
 if RANK == 0:
     optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.3})
 say("groups", [agree(memory), [[len(group["params"]), group["lr"]] for group in optimizer.param_groups]])
-memory, _, optimizer = make()
+memory, model, optimizer = make()
 if RANK == 0:
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 say("a group of a stranger", agree(memory))
