@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import json
+from pathlib import Path
 
 import pytest
 
 from worker.gang_helper import PROGRAMS, run_alone, run_gang
 
-PROGRAM = PROGRAMS / "cost_program.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.long)])
-def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str, backend: str) -> None:
+def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str) -> None:
     """Two in three are announced, the others are losses."""
     arguments = ("regroups", f"--kind={kind}", "--regroups=20", "--look-every=10", "--lost-every=3")
-    run = functools.partial(run_alone, PROGRAM, *arguments, timeout=280)
-    done = run() if backend == "gloo" else run(FAKE_NCCL="notices=0.3,leaves=garbage")
+    done = run_alone(SCRIPT, *arguments, timeout=280)
     looks = [json.loads(line) for line in done.stdout.splitlines()]
     assert [look["regroups"] for look in looks] == [0, 10, 20]
     _, second, last = looks
