@@ -13,6 +13,7 @@ from controller.api_fixture import answering
 from controller.kube.test_cache import KEY, OWNER, raw_child, raw_job, raw_pod
 from elasticjob_operator.apply import deletions
 from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.kube.client import MOST_OBJECT_BYTES
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.rest.errors import ApiError
 
@@ -135,3 +136,10 @@ async def test_an_error_of_the_server_is_raised_for_a_retry(tmp_path: Path) -> N
     server.refusal = 0
     await clear(server, cache, tmp_path)
     assert server.objects == {}
+
+
+async def test_what_has_become_too_large_to_be_read_is_left_to_the_garbage_collector(tmp_path: Path) -> None:
+    pod = raw_pod(resourceVersion="22", annotations={"x": "x" * MOST_OBJECT_BYTES})
+    server, cache = Server((POD, pod)), cache_of()
+    assert await clear(server, cache, tmp_path, passes=2) == [False, False]
+    assert server.asked == ["DELETE digits-worker-0", "GET digits-worker-0"]

@@ -83,6 +83,15 @@ def test_small_changes_of_the_numbers_are_not_written() -> None:
     assert (after.own_seconds, after.since) == (3.0, before[0].since)
 
 
+@pytest.mark.parametrize("own", [0.0, 5e-324])
+def test_a_record_that_says_nothing_is_replaced(own: float) -> None:
+    """Whoever may write the status may write that it was as fast as can be."""
+    (found,) = stragglers.update([record(own=own)], WORLD, told({0: 1, 1: 3, 2: 1, 3: 1}), PRESENT, NOW)
+    assert found.own_seconds == 3.0
+    known = {"goodput": {"lastRecoverySeconds": 10.0}, "progress": {"estimatedRemainingSeconds": 1000.0}}
+    assert not stragglers.pays(record(own=own), api.Status.model_validate(known))
+
+
 def test_the_list_is_bounded() -> None:
     world = make_world(2, tuple(range(40)))
     agents = told({index: 1 if index < 25 else index for index in range(40)})

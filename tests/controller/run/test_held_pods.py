@@ -16,6 +16,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
+from elasticjob_operator.kube.client import MOST_OBJECT_BYTES
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
@@ -64,6 +65,7 @@ class Watched:
     reads: Counter[str] = field(default_factory=Counter)  # of each pod
     controller: Controller = field(init=False)
     passes: int = 0
+    errors: int = 0
     made: int = 0  # objects
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -91,6 +93,7 @@ class Watched:
                 *(api, parts.cache, parts.hub, parts.applier, parts.controller.config),
                 clock=lambda: self.now,
                 observer=self._count,
+                on_error=self._count_error,
             )
             self.controller.start()
             yield self
@@ -98,6 +101,9 @@ class Watched:
 
     def _count(self, *plan: object) -> None:
         self.passes += 1
+
+    def _count_error(self) -> None:
+        self.errors += 1
 
     async def step(self) -> None:
         """The job has a pass, `STEP_SECONDS` after the last one."""
@@ -161,3 +167,26 @@ async def test_nothing_is_said_as_long_as_it_may_be_taken_off_as_usual(tmp_path:
         for _ in range(4):
             await watched.step()
         assert watched.warning["reason"] == "PodHeld", "later on"
+
+
+async def test_two_pods_that_are_kept_since_the_same_second_may_have_the_same_index(tmp_path: Path) -> None:
+    """The later one of a name may be seen before the end of the earlier one."""
+    watched = hold(1, NOW - 60, **SUSPENDED)
+    later = make_held(0, NOW - 60)
+    later["metadata"]["uid"] = "later"
+    watched.pods["later"] = later
+    async with watched.running(tmp_path):
+        await watched.step()
+        assert watched.warning["reason"] == "PodHeld"
+
+
+async def test_a_held_pod_that_is_too_large_to_be_read_counts_as_held(tmp_path: Path) -> None:
+    """Its author may have made it so; the API server writes some characters as six."""
+    watched = hold(1, NOW - 60, **SUSPENDED)
+    async with watched.running(tmp_path):
+        watched.pods["j-worker-0"]["metadata"]["annotations"] = {"x": "x" * MOST_OBJECT_BYTES}
+        for _ in range(3):
+            await watched.step()
+        assert watched.warning["reason"] == "PodHeld"
+        assert watched.errors == 0
+        assert watched.reads["j-worker-0"]
