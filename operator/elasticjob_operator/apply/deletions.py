@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ async def clear(api: Api, cache: Cache, served: Served, key: JobKey) -> bool:
     chosen = children.choose_left_over(key[1], left)
     errors = await batches.run_all(functools.partial(_delete, api, cache, served, key, one) for one in chosen)
     for error in errors:
-        if not isinstance(error, ApiError) or not refusals.is_refusal(error):
+        if not isinstance(error, UnreadableError) and not (isinstance(error, ApiError) and refusals.is_refusal(error)):
             raise error
     if errors:
         logger.info("%s/%s: %s; what the job has left goes with the garbage collector", *key, errors[0])
@@ -85,8 +86,9 @@ def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
 
 
 async def look_again(api: Api, cache: Cache, namespace: str, name: str, uid: str) -> None:
-    """Read a pod whose deletion the watch may have missed, and update the cache."""
-    _enter(cache, uid, await _read(api, path_of("v1", "pods", namespace, name), uid))
+    """Read a pod whose deletion the watch may have missed, and update the cache. A too large one is there."""
+    with contextlib.suppress(UnreadableError):
+        _enter(cache, uid, await _read(api, path_of("v1", "pods", namespace, name), uid))
 
 
 async def _read(api: Api, path: str, uid: str) -> Any:

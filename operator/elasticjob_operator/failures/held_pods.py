@@ -17,9 +17,9 @@ PATIENCE_SECONDS: Final = 15.0  # after the grace period: whoever set a finalize
 
 def find_held(pods: Iterable[Pod], now: float) -> tuple[tuple[Notice, ...], float | None]:
     """A notice about pods that are kept for too long, if there are any; and when others will be."""
-    kept = sorted((pod.deleting + PATIENCE_SECONDS, pod.index, pod) for pod in pods if pod.held_by and pod.deleting)
-    later = min((at for at, _, _ in kept if at > now), default=None)
-    held = sorted((pod for at, _, pod in kept if at <= now), key=lambda pod: pod.index)
+    kept = [(pod.deleting + PATIENCE_SECONDS, pod) for pod in pods if pod.held_by and pod.deleting]
+    later = min((at for at, _ in kept if at > now), default=None)
+    held = sorted((pod for at, pod in kept if at <= now), key=lambda pod: (pod.index, pod.deleting, pod.uid))
     return ((_describe(held),) if held else ()), later
 
 

@@ -103,7 +103,7 @@ def _record(old: api.StragglerStatus | None, pace: Pace, others: float, now: flo
             others_seconds=others,
             since=format_time(now),
         )
-    if pace.rank == old.rank and abs(pace.own_seconds / max(others, 1e-9) / old.slowdown - 1) < _CHANGE:
+    if pace.rank == old.rank and abs(pace.own_seconds / max(others, 1e-9) - old.slowdown) < _CHANGE * old.slowdown:
         return old
     return revise(old, rank=pace.rank, own_seconds=pace.own_seconds, others_seconds=others)
 
@@ -126,7 +126,7 @@ def pays(one: api.StragglerStatus, status: api.Status) -> bool:
     """Whether the rest of the job gains more by a member like the others than the change costs, as far as is known."""
     remaining = status.progress.estimated_remaining_seconds if status.progress else None
     cost = growth.cost_of_change(status)
-    return remaining is None or cost is None or remaining * (1 - 1 / one.slowdown) > cost
+    return remaining is None or cost is None or remaining * (one.slowdown - 1) > cost * one.slowdown
 
 
 @dataclass(frozen=True, slots=True)
