@@ -77,14 +77,14 @@ class Cache:
         key = (metadata["namespace"], metadata["name"])
         version = str(metadata.get("resourceVersion", ""))
         known = self.jobs.get(key)
-        if known is not None and known[0].uid == metadata["uid"]:
-            if known[1] == version or is_older(version, known[1]):
-                return
-        elif known is not None and is_older(version, known[1]):
-            return  # a predecessor with the same name
+        before = known[0] if known is not None and known[0].uid == metadata["uid"] else None
+        if known is not None and is_older(version, known[1]):
+            return  # that may be a predecessor with the same name
+        if before is not None and known is not None and known[1] == version:
+            return
         if self._ended.get(key) == metadata["uid"]:
             del self._ended[key]  # seen again: it is not certain that it was deleted
-        self.jobs[key] = (observe.observe_job(raw, self._limits), version)
+        self.jobs[key] = (observe.observe_job(raw, self._limits, before), version)
         self._wake(key)
 
     def end_job(self, key: JobKey, uid: str) -> None:

@@ -142,6 +142,7 @@ class Job:
     size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows
     own_replicas: int | None = None  # the number in spec.replicas, if nobody but the operator has written it
     status_raw: Raw = field(default_factory=dict, compare=False)
+    asked: reading.Asked | None = field(default=None, compare=False, repr=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
     labels: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix, and Kueue's ...
     annotations: Mapping[str, str] = field(default_factory=dict)  # ... as of these
@@ -275,8 +276,10 @@ def observe_stranger(raw: Raw, devices: Devices = ()) -> Stranger | None:
     return Stranger(metadata["namespace"], spec["nodeName"], _share(devices), metadata.get("resourceVersion", ""))
 
 
-def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
+def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits(), before: Job | None = None) -> Job:
     """The snapshot of an ElasticJob. What could not be parsed is in `Job.problems`, `Job.unread` and `Job.notices`.
+
+    `before`: an earlier one of this very job, whose spec is not read again if it is still the same.
 
     Raises KeyError if the object has no name, and never because of anything else in the object.
     """
@@ -284,8 +287,8 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
     generation = metadata.get("generation")
     annotations = _object(metadata.get("annotations"))
     said = reading.read_status(raw.get("status"))
-    asked = reading.read_spec(raw.get("spec"), limits, said.status, metadata)
-    spec, waiting = reading.keep_in_force(asked.spec, said.status) if asked.spec else (None, ())
+    asked = reading.read_asked(raw.get("spec"), limits, said.status, metadata, before.asked if before else None)
+    spec, read = asked.spec, asked.read
     storeless = None if said.unread else reading.find_missing_store(said.status, spec)
     unread, extra = (storeless.unread, storeless.notices) if storeless else (said.unread, said.notices)
     return Job(
@@ -297,16 +300,17 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits()) -> Job:
         generation=generation if isinstance(generation, int) else 1,
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         deleting=metadata.get("deletionTimestamp") is not None,
-        problems=asked.problems,
-        awaited=asked.awaited,
+        asked=asked,
+        problems=read.problems,
+        awaited=read.awaited,
         has_replicas=_object(raw.get("spec")).get("replicas") is not None,
         size_writer=contests.find_writer(metadata),
-        own_replicas=asked.own_replicas,
+        own_replicas=read.own_replicas,
         status_raw=said.raw,
         unread=unread,
         labels=_keep_marks(_object(metadata.get("labels"))),
         annotations=_keep_marks(annotations),
-        notices=(*waiting, *asked.notices, *reading.find_pruned(annotations, raw.get("spec")), *extra),
+        notices=(*asked.notices, *extra),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from elasticjob_operator import api, numerals, text
@@ -17,6 +18,22 @@ from elasticjob_operator.api import bounds, names
 
 MOST_WRITERS: Final = 100  # that are looked at
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is looked at in the metadata of a job to tell whose number it is."""
+
+    marks: tuple[object, ...]
+    writers: frozenset[str]
+    applied: int  # the hash of what `kubectl apply` sent, which may be large
+
+
+def find_evidence(metadata: Mapping[str, Any]) -> Evidence:
+    annotations = _object(metadata.get("annotations"))
+    applied = annotations.get(LAST_APPLIED)
+    marks = tuple(annotations.get(mark) for mark in (names.ANNOTATION_DEFAULT, names.ANNOTATION_POOL))
+    return Evidence(marks, frozenset(find_writers(metadata)), hash(applied) if isinstance(applied, str) else 0)
 
 
 def find_own(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None:

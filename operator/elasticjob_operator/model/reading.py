@@ -53,7 +53,67 @@ class StatusRead:
     notices: tuple[Notice, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a spec is read from, the cheapest to compare first.
+
+    The generation changes with each change of a spec, and with nothing else: by equality alone, `1` is `True`. The text
+    is compared all the same, since another CRD may have given it another default.
+    """
+
+    generation: object
+    is_started: bool
+    is_fresh: bool
+    is_finished: bool
+    limits: bounds.Limits
+    size: own_size.Evidence
+    template: api.TemplateStatus | None
+    in_force: api.InForceStatus | None
+    written: object
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a job asks for, with the spec that is in force for its running world."""
+
+    basis: Basis
+    read: SpecRead
+    spec: api.Spec | None
+    notices: tuple[Notice, ...]
+
+
 # --- spec ------------------------------------------------------------------------------------------------
+
+
+def read_asked(
+    written: object,
+    limits: bounds.Limits,
+    status: api.Status,
+    metadata: Mapping[str, Any],
+    before: Asked | None,
+) -> Asked:
+    """Read the spec, unless it is the one that was read before: most changes of a job are those of its status."""
+    basis = Basis(
+        generation=metadata.get("generation"),
+        is_started=status.start_time is not None,
+        is_fresh=status.is_fresh,
+        is_finished=status.finished,
+        limits=limits,
+        size=own_size.find_evidence(metadata),
+        template=status.template,
+        in_force=status.in_force,
+        written=written,
+    )
+    # Nobody has checked how deep an invalid one is, which is compared with nothing.
+    if before is not None and before.spec is not None and before.basis == basis:
+        return before
+    read = read_spec(written, limits, status, metadata)
+    spec, waiting = keep_in_force(read.spec, status) if read.spec else (None, ())
+    annotations = metadata.get("annotations")
+    pruned = find_pruned(annotations if isinstance(annotations, Mapping) else {}, written)
+    if spec is None:
+        basis = replace(basis, written=None)  # it may have any size
+    return Asked(basis, read, spec, (*waiting, *read.notices, *pruned))
 
 
 def read_spec(

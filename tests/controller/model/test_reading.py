@@ -511,3 +511,52 @@ def test_a_world_without_a_store_is_not_understood(backend: str, store: Any, unr
         "status.rendezvous: has members, but no store for them to connect to; it may have been written by "
         "another version"
     ] * len(unread)
+
+
+# --- a spec that is read once ------------------------------------------------------------------------------
+
+
+OWN = make_spec(replicas=2, elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
+MARKED = {"annotations": {names.ANNOTATION_DEFAULT: "2"}}
+APPLIED = {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"spec": OWN | {"y": 1}})}}
+WRITTEN = {"managedFields": [{"manager": "someone", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]}
+SMALL = bounds.Limits(replicas=2)
+VERSIONS: dict[str, Callable[[], Job]] = {
+    "as it is": lambda: read(OWN),
+    "another spec": lambda: read({**OWN, "nprocPerNode": 4}, generation=5),
+    "another default": lambda: read({**OWN, "nprocPerNode": 4}),
+    "an equal value": lambda: read({**OWN, "nprocPerNode": True}, generation=5),
+    "its equal value": lambda: read({**OWN, "nprocPerNode": 1}, generation=6),
+    "its limits": lambda: read({**OWN, "replicas": 4}, limits=SMALL),
+    "its limits, started": lambda: read({**OWN, "replicas": 4}, STARTED, SMALL),
+    "started": lambda: read(OWN, STARTED),
+    "in force": lambda: read({**OWN, "nprocPerNode": 4}, started_with(), generation=5),
+    "in force with others": lambda: read({**OWN, "nprocPerNode": 4}, started_with(nprocPerNode=2), generation=5),
+    "the operator's number": lambda: read(OWN, **MARKED),
+    "somebody else's number": lambda: read(OWN, **MARKED, **WRITTEN),
+    "what was applied": lambda: read(OWN, **APPLIED),
+    "awaited": lambda: read({**OWN, "templateRef": {"name": "t"}}, generation=6),
+    "taken": lambda: read(
+        {**OWN, "templateRef": {"name": "t"}},
+        {"template": {"namespace": "a", "name": "t", "uid": "u", "spec": '{"nprocPerNode": 3}'}},
+        generation=6,
+    ),
+    "too deep": lambda: read(put_in_template(nested(90)), generation=7),
+}
+
+
+@pytest.mark.parametrize("before", VERSIONS)
+def test_what_was_read_before_makes_no_difference(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {name: make() for name, make in VERSIONS.items()}
+    plain = observe.observe_job
+    monkeypatch.setattr(observe, "observe_job", lambda raw, limits: plain(raw, limits, alone[before]))
+    for name, make in VERSIONS.items():
+        assert make() == alone[name], name
+
+
+def test_a_spec_that_stays_is_the_same_object() -> None:
+    first = read(OWN)
+    raw = {"metadata": METADATA | {"labels": {"x": "y"}}, "spec": copy.deepcopy(OWN), "status": {"replicas": 1}}
+    again = observe.observe_job(raw, before=first)
+    assert again.spec is first.spec
+    assert again.status.replicas == 1
