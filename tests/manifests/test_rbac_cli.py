@@ -59,6 +59,7 @@ def parse_right(text: str) -> Right:
 
 TABLE = read_table()
 FIRST = next(iter(TABLE))
+INSIDE = "exec, debug, cp, checkpoints that pulls or prunes in a pod"
 PATCH = "suspend, resume, scale to `auto`"
 CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "list": (FIRST, ["list", "list -l a=b -o yaml"]),
@@ -85,9 +86,10 @@ CASES: dict[str, tuple[str, list[str]]] = {  # command → (row, command lines)
     "scale to auto": (PATCH, ["scale NAME auto"]),
     "delete": ("delete", ["delete NAME"]),
     "chaos": ("chaos", ["chaos rank NAME 1", "chaos pod NAME 0", "chaos node NAME NODE"]),
-    "exec": ("exec, debug, cp", ["exec NAME -- true"]),
-    "debug": ("exec, debug, cp", ["debug NAME --rank 1"]),  # which finds no worker there
-    "cp": ("exec, debug, cp", ["cp FILE COPY"]),
+    "exec": (INSIDE, ["exec NAME -- true"]),
+    "debug": (INSIDE, ["debug NAME --rank 1"]),  # which finds no worker there
+    "cp": (INSIDE, ["cp FILE COPY"]),
+    "checkpoints prune": (INSIDE, ["checkpoints NAME prune --keep 1"]),  # of an archive that nobody has
     "top NAME": ("top with CPU and memory", ["top NAME"]),
 }
 WITHOUT_A_CLUSTER = {"convert", "completion", "local"}
@@ -183,10 +185,12 @@ def test_the_rights_in_the_guide_are_those_that_the_commands_use(
     status = given.running_status()
     for member in status["rendezvous"]["members"]:
         member["pod"] = member["pod"].replace("digits", name)
+    if row == INSIDE:
+        status["archive"] = {"url": f"file:///there/is/none/{space}/{name}/uid"}
     if row == "diagnose":
         status["diagnosis"] = {"kind": "WorldHung", "generation": 1, "summary": "no step for 130 s"}
     given.write_status(audited, space, name, status)
-    if row in ("logs", "chaos", "diagnose", "exec, debug, cp"):
+    if row in ("logs", "chaos", "diagnose", INSIDE):
         for index in (0, 1, 2):
             given.run_pod(audited, space, name, index, "echo said" if row == "logs" else "exec sleep 1000")
     user = User(audited, space, name, rights, tmp_path)
@@ -207,7 +211,10 @@ def test_the_rights_in_the_guide_are_those_that_the_commands_use(
             pod = audited.kube.request("GET", f"/api/v1/namespaces/{space}/pods/{name}-worker-2")
             values["NODE"] = pod["spec"]["nodeName"]
         code = run(["--kubeconfig", str(user.kubeconfig), "-n", space, *(values.get(w, w) for w in line.split())])
-        assert code == (1 if line.startswith("debug") else 0), (line, capsys.readouterr().err)
+        assert code == (1 if line.startswith("debug") else 0), (
+            line,
+            capsys.readouterr().err,
+        )
     requests = user.requests()
     assert [r for r in requests if not r.allowed] == [], "a right is missing in the guide"
     mine = {(right.group, right.resource) for right in TABLE[row]}

@@ -73,27 +73,6 @@ def describe(name: str, output: str | None) -> None:
 @common.job_argument
 @target_options
 @output_option("json", "yaml")
-def checkpoints(name: str, output: str | None) -> None:
-    """Show where the checkpoints of a job are, and how old they are."""
-
-    async def work(client: Client) -> None:
-        job = await client.get(name)
-        if output:
-            progress, archive = job.status.progress, job.status.archive
-            tiers = [] if progress is None else [one.dump() for one in progress.checkpoints]
-            common.echo(common.dump({"tiers": tiers, "archive": archive and archive.dump()}, output))
-            return
-        common.show(tables.list_checkpoints(job, time.time()))
-        if job.status.archive is not None:
-            common.echo(f"The archive is {job.status.archive.url}")
-
-    with_client(work)
-
-
-@click.command()
-@common.job_argument
-@target_options
-@output_option("json", "yaml")
 def events(name: str, output: str | None) -> None:
     """Show the events of a job and its pods, oldest first."""
 

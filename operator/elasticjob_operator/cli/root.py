@@ -36,7 +36,11 @@ COMMANDS: Final = {
         "Show progress and goodput of jobs; with a NAME, the resource usage of its pods (needs a metrics server).",
     ),
     "events": _Place("read", "events", "Show the events of a job and its pods, oldest first."),
-    "checkpoints": _Place("read", "checkpoints", "Show where the checkpoints of a job are, and how old they are."),
+    "checkpoints": _Place(
+        "launch.checkpoints",
+        "checkpoints",
+        "Show where the checkpoints of a job are; pull one out of its archive, push one for a new job, or prune it.",
+    ),
     "nodes": _Place(
         "read", "nodes", "Show the nodes on which pods of jobs were lost, and whether new pods avoid them."
     ),

@@ -69,7 +69,7 @@ for pid in ${ranked:-$workers}; do
 done
 [ -n "$shown" ] || exit 4
 """
-_TAR_SCRIPT: Final = """
+TAR_SCRIPT: Final = """
 [ -e "$1" ] || { echo "$1: no such file or folder" >&2; exit 1; }
 folder=$(dirname -- "$1"); name=$(basename -- "$1")
 if command -v tar >/dev/null 2>&1; then exec tar -C "$folder" -chf - -- "$name"; fi
@@ -109,7 +109,7 @@ def exec_command(name: str, rank: int, interactive: bool, command: tuple[str, ..
 
     async def work(client: Client) -> int:
         pod = await _choose_pod(client, name, rank)
-        return await _stream(client, pod, list(command), sys.stdout.buffer, sys.stderr.buffer)
+        return await stream(client, pod, list(command), sys.stdout.buffer, sys.stderr.buffer)
 
     return with_client(work)
 
@@ -126,7 +126,7 @@ def _become_kubectl(target: common.Target, pod: Pod, command: tuple[str, ...]) -
     os.execv(kubectl, [kubectl, *words])  # noqa: S606 - the user's own command
 
 
-class _Said:
+class Said:
     """What a pod says, as text for a terminal: the pod's author must not command the terminal of who looks into it."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -160,7 +160,7 @@ class _Sink(Protocol):
     def flush(self) -> object: ...
 
 
-async def _stream(client: Client, pod: Pod, command: list[str], out: _Sink, err: _Sink) -> int:
+async def stream(client: Client, pod: Pod, command: list[str], out: _Sink, err: _Sink) -> int:
     def write(channel: int, data: bytes) -> None:
         sink = out if channel == STDOUT else err
         sink.write(data)
@@ -182,7 +182,7 @@ def debug(name: str, rank: int) -> None:
     async def work(client: Client) -> None:
         pod = await _choose_pod(client, name, rank)
         command = ["sh", "-c", _DEBUG_SCRIPT, "sh", str(rank), pod.uid]
-        code = await _stream(client, pod, command, _Said(sys.stdout.buffer), _Said(sys.stderr.buffer))
+        code = await stream(client, pod, command, Said(sys.stdout.buffer), Said(sys.stderr.buffer))
         if code == NONE_FOUND:
             raise common.Failure(f"rank {rank} of {name}: pod {pod.name} has no worker process now")
         if code == _NO_STACKS:
@@ -217,17 +217,22 @@ def cp(source: str, target: str, rank: int) -> None:
 
     async def work(client: Client) -> None:
         pod = await _choose_pod(client, name, rank)
-        command = ["sh", "-c", _TAR_SCRIPT, "sh", path]
-        with tempfile.TemporaryFile() as archive:
-            code = await _stream(client, pod, command, _Archive(archive), _Said(sys.stderr.buffer))
-            if code == _NO_TAR:
-                raise common.Failure(f"{source}: the image has neither tar nor Python")
-            if code:
-                raise common.Failure(f"{source}: was not copied: exit code {code} in pod {pod.name}")
-            archive.seek(0)
-            common.echo(str(unpack(archive, Path(path).name, destination)))
+        command = ["sh", "-c", TAR_SCRIPT, "sh", path]
+        common.echo(str(await copy_out(client, pod, command, source, Path(path).name, destination)))
 
     with_client(work)
+
+
+async def copy_out(client: Client, pod: Pod, command: list[str], source: str, name: str, target: Path) -> Path:
+    """Unpack what a command in a pod writes with TAR_SCRIPT; return where. `source` is what the user calls it."""
+    with tempfile.TemporaryFile() as archive:
+        code = await stream(client, pod, command, _Archive(archive), Said(sys.stderr.buffer))
+        if code == _NO_TAR:
+            raise common.Failure(f"{source}: the image has neither tar nor Python")
+        if code:
+            raise common.Failure(f"{source}: was not copied: exit code {code} in pod {pod.name}")
+        archive.seek(0)
+        return unpack(archive, name, target)
 
 
 class _Headers:
