@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 
 from chaos.light_nodes import HERE
-from chaos.manifest_maker import Made, Object
+from chaos.manifest_maker import Made, Object, limits, quota
 from elasticjob_operator.api import names
 from elasticjob_operator.convert import convert
 
@@ -61,11 +61,14 @@ class Text:
     is_bare: bool = False
 
 
-def one_volume(mode: str) -> tuple[tuple[str, Object], ...]:
-    """A claim, and the volume that is bound to it."""
+def one_volume(mode: str, zone: str = "") -> tuple[tuple[str, Object], ...]:
+    """A claim, and the volume that is bound to it. `zone`: the only one from which it can be used."""
     size = {"storage": "1Gi"}
     claim = {"accessModes": [mode], "storageClassName": "", "volumeName": "{}-disk", "resources": {"requests": size}}
-    disk = {"accessModes": [mode], "storageClassName": "", "capacity": size, "hostPath": {"path": "/tmp"}}
+    disk: Object = {"accessModes": [mode], "storageClassName": "", "capacity": size, "hostPath": {"path": "/tmp"}}
+    if zone:
+        of_zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}
+        disk["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [of_zone]}]}}
     return (
         ("/api/v1/persistentvolumes", {"metadata": {"name": "{}-disk"}, "spec": disk}),
         ("/api/v1/namespaces/{}/persistentvolumeclaims", {"metadata": {"name": "datasets"}, "spec": claim}),
@@ -73,6 +76,15 @@ def one_volume(mode: str) -> tuple[tuple[str, Object], ...]:
 
 
 GPUS: Final = "resources: {limits: {nvidia.com/gpu: 1, cpu: '4', memory: 32Gi}}"
+MOUNTED: Final = "volumeMounts: [{name: data, mountPath: /data}]"
+CLAIMED: Final = "volumes: [{name: data, persistentVolumeClaim: {claimName: datasets}}]"
+SCRATCH: Final = """
+volumes:
+  - name: data
+    ephemeral:
+      volumeClaimTemplate:
+        spec: {accessModes: [ReadWriteOnce], storageClassName: late-class, resources: {requests: {storage: 10Gi}}}
+"""
 RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 TEXTS: Final = (
@@ -521,6 +533,21 @@ TEXTS: Final = (
     Text("processes-in-words", spec="nprocPerNode: eight", told=("nprocPerNode",)),
     Text("list-of-templates", is_bare=True, told=("template",), spec=f"""
         template: [{{spec: {{containers: [{{name: t, image: '{HERE}torch', command: [torchrun, train.py]}}]}}}}]"""),
+    # Claims, quotas and limits of the namespace, and nodes by their names.
+    Text("claims-at-most", MOUNTED, SCRATCH, objects=(limits(type="PersistentVolumeClaim", max={"storage": "1Gi"}),),
+         told=("maximum storage usage", "volumes[")),
+    Text("quota-of-claims", MOUNTED, SCRATCH, objects=(quota(persistentvolumeclaims="0"),),
+         told=("team-quota", "volumes[")),
+    Text("disk-elsewhere", MOUNTED, CLAIMED, objects=one_volume("ReadWriteMany", zone="us-east-1b"),
+         told=("PersistentVolumeClaim datasets",)),
+    Text("disk-missing", MOUNTED, CLAIMED, objects=one_volume("ReadWriteMany")[1:],
+         told=("PersistentVolumeClaim datasets",)),
+    Text("node-by-its-name", pod="""
+        affinity:
+          nodeAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [gone-node]}]}]""",
+         told=("affinity.nodeAffinity",)),
     Text("converted"),
 )  # fmt: skip
 

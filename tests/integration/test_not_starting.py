@@ -42,16 +42,18 @@ def await_placed(jobs: Jobs, name: str) -> list[dict[str, Any]]:
     return wait_for(look, "both pods have nodes")
 
 
-def tell_of(jobs: Jobs, pod: dict[str, Any], reason: str, message: str) -> None:
+def tell_of(
+    jobs: Jobs, pod: dict[str, Any], reason: str, message: str, *, kind: str = "Warning", second: int = 0
+) -> None:
     """What the kubelet would write: the nodes of the devcluster write no events."""
     about = {"kind": "Pod", "name": pod["metadata"]["name"], "namespace": jobs.namespace, "uid": pod["metadata"]["uid"]}
     body = {
         "metadata": {"generateName": "told-"},
         "involvedObject": about,
-        "type": "Warning",
+        "type": kind,
         "reason": reason,
         "message": message,
-        "lastTimestamp": "2030-01-01T00:00:00Z",
+        "lastTimestamp": f"2030-01-01T00:00:{second:02}Z",
     }
     jobs.kube.request("POST", f"/api/v1/namespaces/{jobs.namespace}/events", body)
 
@@ -76,6 +78,18 @@ def test_a_volume_that_cannot_be_mounted_is_told_with_the_kubelets_words(jobs: J
     jobs.kube.request("POST", maps, {"metadata": {"name": "settings"}, "data": {"a": "b"}})
     jobs.await_world("mounts", 2)
     wait_for(lambda: jobs.condition("mounts", "Degraded")["status"] == "False", "nothing is told any more")
+
+
+@together
+def test_what_a_pod_has_got_over_is_not_told(jobs: Jobs) -> None:
+    """It waited for a node and for a volume, and now pulls a large image."""
+    jobs.create("pulls", spec_with_config_map())
+    first, _ = sorted(await_placed(jobs, "pulls"), key=lambda pod: str(pod["metadata"]["name"]))
+    tell_of(jobs, first, "FailedMount", "failed to sync configmap cache: timed out waiting for the condition")
+    tell_of(jobs, first, "FailedScheduling", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", second=1)
+    tell_of(jobs, first, "Pulling", 'Pulling image "pytorch"', kind="Normal", second=2)
+    told = await_told(jobs, "pulls", "PodNotStarting", 90)
+    assert told == 'pulls-worker-0: Pulling: Pulling image "pytorch"'
 
 
 @together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from elasticjob_operator.failures import waiting
 
 MOUNT = {"type": "Warning", "reason": "FailedMount", "message": "no such map", "lastTimestamp": "2026-01-01T00:00:01Z"}
 PULL = {"type": "Normal", "reason": "Pulling", "message": "pulling a", "lastTimestamp": "2026-01-01T00:00:09Z"}
+
+BEFORE = {**PULL, "lastTimestamp": "2026-01-01T00:00:00Z"}
+UNPLACED = {**MOUNT, "reason": "FailedScheduling", "message": "no node", "lastTimestamp": "2026-01-01T00:00:08Z"}
 
 
 def creating(age: float, **fields: Any) -> Any:
@@ -24,6 +28,10 @@ TEMPLATE = {
     "containers": [{"name": "trainer"}],
 }
 OTHER = make_pod(0, "Pending", created=NOW - 99, scheduled=NOW - 99, waiting="ImagePullBackOff")
+CLAIMLESS = make_pod(
+    0, "Pending", created=NOW - 20, node="", scheduled=None, unschedulable=NOW - 20,
+    unschedulable_message='waiting for ephemeral volume controller to create the persistentvolumeclaim "digits-0-data"',
+)  # fmt: skip
 NOWHERE = make_pod(0, "Pending", created=NOW - 61, node="", scheduled=None)
 
 
@@ -32,7 +40,14 @@ NOWHERE = make_pod(0, "Pending", created=NOW - 61, node="", scheduled=None)
     [
         pytest.param([], (False, ""), id="nothing"),
         pytest.param([PULL], (False, "Pulling: pulling a"), id="any event"),
-        pytest.param([MOUNT, PULL], (True, "FailedMount: no such map"), id="a warning comes first"),
+        pytest.param([MOUNT, BEFORE], (True, "FailedMount: no such map"), id="a warning comes first"),
+        pytest.param([MOUNT, {**PULL, "lastTimestamp": MOUNT["lastTimestamp"]}], (True, "FailedMount: no such map"),
+                     id="also of the same second"),
+        pytest.param([MOUNT, PULL], (False, "Pulling: pulling a"), id="images are pulled when all is mounted"),
+        pytest.param([UNPLACED, PULL], (False, "Pulling: pulling a"), id="it was placed"),
+        pytest.param([UNPLACED], (False, ""), id="the scheduler's words are in the pod's status"),
+        pytest.param([UNPLACED, {**MOUNT, "reason": "FailedBinding", "message": "exceeded quota"}],
+                     (True, "FailedBinding: exceeded quota"), id="why the scheduler waits"),
         pytest.param([MOUNT, {**MOUNT, "lastTimestamp": "2026-01-02T00:00:00Z", "message": "newer"}],
                      (True, "FailedMount: newer"), id="the newest"),
         pytest.param([{**PULL, "lastTimestamp": None, "eventTime": "2026-01-01T00:00:00.5Z"}],
@@ -59,6 +74,11 @@ def test_what_events_tell(items: list[dict[str, Any]], told: tuple[bool, str]) -
                      "(spec.template.spec.initContainers: get, log; restartPolicy: Always of log makes a sidecar",
                      id="older clusters know no sidecars"),
         pytest.param(NOWHERE, (False, ""), "is mine running", id="no node"),
+        pytest.param(CLAIMLESS, (True, "FailedBinding: exceeded quota"), "FailedBinding: exceeded quota",
+                     id="a claim that cannot be made"),
+        pytest.param(replace(CLAIMLESS, created=NOW - 99), (False, ""), "", id="the scheduler says what it waits for"),
+        pytest.param(replace(CLAIMLESS, unschedulable_message="Insufficient cpu"), (True, "FailedBinding: x"), "",
+                     id="the scheduler says why"),
         pytest.param(creating(20, node="gone"), (False, ""), "there is no node gone (spec.template.spec.nodeName)",
                      id="no such node: the cluster deletes it before a minute is over"),
         pytest.param(creating(6, node="gone"), (False, ""), "there is no node gone", id="others may remove it soon"),
@@ -182,6 +202,17 @@ SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/
         pytest.param("1 node(s) had untolerated taint(s), 2 node(s) had volume node affinity conflict",
                      {"tolerations": [{"key": "spot"}], "volumes": VOLUMES[:1], "nodeSelector": {"a": "b"}},
                      ["tolerations: spot", "volumes: PersistentVolumeClaim datasets"], id="two"),
+        pytest.param("3 node(s) didn't match PersistentVolume's node affinity", {"volumes": VOLUMES[:1]},
+                     ["volumes: PersistentVolumeClaim datasets"], id="a disk elsewhere"),
+        pytest.param("1 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+                     {"volumes": VOLUMES[:1]}, ["volumes: PersistentVolumeClaim datasets"], id="a disk that is gone"),
+        pytest.param("2 node(s) had no available volume zone", {"volumes": VOLUMES[:1]},
+                     ["volumes: PersistentVolumeClaim datasets"], id="a disk of another zone"),
+        pytest.param("7 node(s) didn't satisfy plugin(s) [NodeAffinity]", {"affinity": {"nodeAffinity": TERM}},
+                     ["affinity.nodeAffinity"], id="a node by its name"),
+        pytest.param("request gpu/big: device class h200 does not exist",
+                     {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}, ["resourceClaims: one"],
+                     id="a class of devices"),
         pytest.param("0/3 nodes are available: 3 Insufficient cpu.", {"nodeSelector": {"a": "b"}}, [], id="room"),
         pytest.param(f"{SELECTOR} topology spread, pod affinity, free ports, allocate all claims",
                      {"nodeSelector": 1, "affinity": {"nodeAffinity": [], "podAffinity": 2}, "containers": ["x", {}],
