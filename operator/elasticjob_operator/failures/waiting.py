@@ -2,6 +2,7 @@
 
 A volume whose ConfigMap is missing, a network without addresses or a device that is not ready leave a pod in
 `ContainerCreating`. The kubelet writes an event and nothing else, so the events of one such pod of a job are read.
+So are those of a pod of which the scheduler says only that another controller has to make its volume first.
 """
 
 from __future__ import annotations
@@ -20,18 +21,28 @@ WARN_SECONDS: Final = 15.0  # after these, a warning about a pod is the reason t
 PATIENCE_SECONDS: Final = 45.0  # after these, whatever is known about it
 MOST_NAMED: Final = 5  # volumes, gates or containers
 _KUEUE: Final = "kueue.x-k8s.io"
-_BUSY: Final = "Pulling:"  # an event that says what a pod waits for, and is no warning
+_PULLING: Final = "Pulling"
+_BUSY: Final = f"{_PULLING}:"  # an event that says what a pod waits for, and is no warning
+_SCHEDULING: Final = "FailedScheduling"  # the pod's status says the same, as long as it is true
+_OF_ANOTHER: Final = "waiting for ephemeral volume controller"
 
 
 def find_quiet(pods: Iterable[Pod], after: float, now: float) -> tuple[Pod | None, float | None]:
     """The first pod that has waited quietly for `after` seconds, and when the next one will have."""
-    quiet = sorted(
-        (p for p in pods if p.live and not p.started and p.unschedulable is None and p.waiting in QUIET),
-        key=lambda p: p.index,
-    )
+    quiet = sorted((p for p in pods if _is_quiet(p)), key=lambda p: p.index)
     due = [(max(p.scheduled or 0.0, p.created) + after, p) for p in quiet]
     later = min((at for at, _ in due if at > now), default=None)
     return next((p for at, p in due if at <= now), None), later
+
+
+def _is_quiet(pod: Pod) -> bool:
+    is_told = pod.unschedulable is not None and not waits_for_volume(pod.unschedulable_message)
+    return pod.live and not pod.started and not is_told and pod.waiting in QUIET
+
+
+def waits_for_volume(message: str) -> bool:
+    """Whether the scheduler says only that a controller makes a volume first: an event says why it does not."""
+    return _OF_ANOTHER in message
 
 
 def find_lost(pods: Iterable[Pod], nodes: Collection[str], now: float) -> tuple[Pod | None, float | None]:
@@ -40,17 +51,25 @@ def find_lost(pods: Iterable[Pod], nodes: Collection[str], now: float) -> tuple[
 
 
 def read_events(items: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
-    """(whether it is a warning, `Reason: message`) of the newest warning about a pod, or else of the newest event."""
+    """(whether it is a warning, `Reason: message`) of the newest warning about a pod, or else of the newest event.
+
+    What a pod has got over is left out: it has a node, and pulls its image once all volumes are mounted.
+    """
 
     def age(item: Mapping[str, Any]) -> tuple[bool, str]:
-        when = item.get("lastTimestamp") or item.get("eventTime") or item.get("firstTimestamp") or ""
-        return item.get("type") == "Warning", str(when)
+        return item.get("type") == "Warning", _when(item)
 
-    told = [item for item in items if item.get("message")]
+    told = [item for item in items if item.get("message") and item.get("reason") != _SCHEDULING]
+    pulled = max((_when(item) for item in told if item.get("reason") == _PULLING), default="")
+    told = [item for item in told if _when(item) >= pulled]
     if not told:
         return False, ""
     last = max(told, key=age)
     return last.get("type") == "Warning", f"{last.get('reason') or 'Event'}: {last['message']}"[:1024]
+
+
+def _when(item: Mapping[str, Any]) -> str:
+    return str(item.get("lastTimestamp") or item.get("eventTime") or item.get("firstTimestamp") or "")
 
 
 def find_problem(
@@ -74,7 +93,7 @@ def find_problem(
         pod, _ = find_quiet(pods, PATIENCE_SECONDS, now)
         text = said.get(pod.uid, (False, ""))[1] if pod is not None else ""
         text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
-    if pod is None:
+    if pod is None or (pod.unschedulable is not None and not text):
         return None
     return NOT_STARTING, f"{pod.name}: {text or _guess(pod, template)}"
 
@@ -223,16 +242,19 @@ def _name_devices(template: Mapping[str, Any]) -> Iterator[str]:
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # Words of the scheduler, of old and new versions, and what they are about.
 _ABOUT: Final[tuple[tuple[re.Pattern[str], Callable[[Mapping[str, Any]], Iterator[str]]], ...]] = (
-    (re.compile(r"Pod's node affinity|match node selector"), _name_chosen),
+    (re.compile(r"Pod's node affinity|match node selector|plugin\(s\) \[[^]]*NodeAffinity"), _name_chosen),
     (re.compile(r"\btaints?\b"), _name_tolerated),
     (re.compile(r"topology spread"), _name_spread),
     (re.compile(r"pod (anti-)?affinity"), _name_neighbours),
     (re.compile(r"free ports"), _name_ports),
     (
-        re.compile(r"PersistentVolumeClaim|persistent volumes|volume node affinity|volume count|VolumeBinding"),
+        re.compile(
+            r"PersistentVolume|persistent volumes|non-existent pv|non-existent persistentvolume"
+            r"|volume (node affinity|count|zone)|VolumeBinding"
+        ),
         _name_volumes,
     ),
-    (re.compile(r"allocate all claims"), _name_devices),
+    (re.compile(r"allocate all claims|device class"), _name_devices),
 )
 
 

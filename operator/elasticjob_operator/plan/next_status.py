@@ -152,7 +152,10 @@ def _find_problem(
         found = found[0], waiting.name_pull_secrets(found[1], template)
     if found is not None and found[0] == "CreateContainerError":
         found = found[0], waiting.name_sources(found[1], template)
-    if found is None or found[0] == "BelowWanted" or (found[0] == "Unschedulable" and room.withdrawn):
+    is_vague = (
+        found is not None and found[0] == "Unschedulable" and (room.withdrawn or waiting.waits_for_volume(found[1]))
+    )
+    if found is None or found[0] == "BelowWanted" or is_vague:
         quiet = waiting.find_problem(seen.pods, seen.said, template, seen.now, nodes=seen.nodes)
         told = status.condition("Degraded")
         lived = status.restarts.backoff.lived_seconds if status.restarts.backoff else 0.0
