@@ -8,16 +8,19 @@ import ssl
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from controller.hub_fixture import FAST, RunningHub, eventually, running_hub, seated
+from elasticjob_operator import turn
 from elasticjob_operator.api import wire
-from elasticjob_operator.hub import auth, certificates
+from elasticjob_operator.hub import auth, certificates, connection
 from hostile_agents import Peer
 
 pytestmark = pytest.mark.timeout(90)
 PODS = 100
+MANY = 24
 SETTINGS = replace(FAST, hello_seconds=30, timeout_min=90, slow_seconds=90, max_message_bytes=2**22)
 
 
@@ -129,3 +132,28 @@ async def test_an_agent_that_wants_the_members_of_a_long_world_is_told_why_it_ge
             running.hub.direct(("old", "job"), {"uid-1": world})
             directive = await new.directive()
             assert isinstance(directive, wire.World) and directive.sizes == ((members, 1),)
+
+
+async def test_long_worlds_are_written_with_turns_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are just so short that their unread bytes are not counted; each takes more than a millisecond."""
+    monkeypatch.setattr(turn, "SECONDS", 0.0)  # whatever was done was long
+    written, longest, write = 0, 0, connection.Connection.direct
+
+    async def note(*given: Any) -> None:
+        nonlocal written, longest
+        written += 1
+        longest = max(longest, written)
+        asyncio.get_running_loop().call_soon(begin)
+        await write(*given)
+
+    def begin() -> None:
+        nonlocal written
+        written = 0
+
+    async with running_hub(SETTINGS, authenticate=by_namespace) as running, AsyncExitStack() as stack:
+        for i in range(MANY):
+            await stack.enter_async_context(seated(running, str(i), job="nice", heartbeat=None))
+        monkeypatch.setattr(connection.Connection, "direct", note)
+        running.hub.direct(("nice", "job"), {f"uid-{i}": build_world(800) for i in range(MANY)})
+        await eventually(lambda: running.hub.counts["directives"] == MANY)
+    assert longest <= 2

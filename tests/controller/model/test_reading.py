@@ -517,9 +517,11 @@ def test_a_world_without_a_store_is_not_understood(backend: str, store: Any, unr
 
 
 OWN = make_spec(replicas=2, elasticPolicy={"minReplicas": 1, "maxReplicas": 4})
-MARKED = {"annotations": {names.ANNOTATION_DEFAULT: "2"}}
-APPLIED = {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"spec": OWN | {"y": 1}})}}
-WRITTEN = {"managedFields": [{"manager": "someone", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]}
+MARKED: dict[str, Any] = {"annotations": {names.ANNOTATION_DEFAULT: "2"}}
+APPLIED: dict[str, Any] = {
+    "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"spec": OWN | {"y": 1}})}
+}
+WRITTEN: dict[str, Any] = {"managedFields": [{"manager": "someone", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]}
 SMALL = bounds.Limits(replicas=2)
 VERSIONS: dict[str, Callable[[], Job]] = {
     "as it is": lambda: read(OWN),
@@ -560,3 +562,11 @@ def test_a_spec_that_stays_is_the_same_object() -> None:
     again = observe.observe_job(raw, before=first)
     assert again.spec is first.spec
     assert again.status.replicas == 1
+
+
+def test_what_is_only_equal_is_read_again() -> None:
+    """`1` is `True` for Python; for the API server, this is a change of the spec."""
+    first, corrected = read(put_in_template(1)), put_in_template(True)
+    again = observe.observe_job({"metadata": METADATA | {"generation": 5}, "spec": corrected}, before=first)
+    assert again.spec is not None
+    assert again.spec.template["spec"]["x"] is True
