@@ -317,14 +317,11 @@ class AgentRegistry:
         while True:
             await self._send_now.wait()
             self._send_now.clear()
-            sent = 0
             while self._unsent:
                 entry = next(iter(self._unsent))
                 del self._unsent[entry]
                 await self._send_directive(entry)
-                sent += 1
-                if sent % 32 == 0:
-                    await asyncio.sleep(0)  # let other tasks run
+                await turn.pause()
 
     async def _send_directive(self, entry: AgentEntry) -> None:
         link, directive = entry.link, entry.wanted
