@@ -411,3 +411,21 @@ for block in (session.step, session.interruptible):
 """
     done = run_alone(program)
     assert lines_of(done.stdout) == ["a bug", "Connection closed by peer"] * 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("begin", "warnings"), [("", 1), ("import sys; sys.ps1 = '>>> '", 0)], ids=["script", "notebook"]
+)
+def test_a_second_session_without_an_agent_is_told_that_a_job_refuses_it(begin: str, warnings: int) -> None:
+    """Folds of a cross-validation work on a laptop. In an interactive interpreter a cell is only repeated."""
+    program = f"""
+{begin}
+import torch
+from elasticjob import Session
+for _ in range(2):
+    model = torch.nn.Linear(1, 1)
+    Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).close()
+"""
+    said = run_alone(program).stderr
+    assert said.count("An ElasticJob refuses a second session in one process") == warnings, said
+    assert said.count("or one after the other in jobs of their own") == warnings

@@ -98,3 +98,20 @@ def test_unequally_many_messages_are_no_unequal_steps(tmp_path: Path, kind: str)
         agent.start(3)
         agent.run()
     assert agent.ended == [0, 0, 0], agent.log
+
+
+@together
+def test_a_loop_that_counts_its_epochs_is_told_how_to_end(tmp_path: Path) -> None:
+    """A stream has no sampler that knows the epoch, so that a rank which joins begins with the first one."""
+    with FakeAgent(PROGRAMS / "stream_program.py", tmp_path) as agent:
+        agent.start(2)
+        agent.wait(lambda: [row["step"] for row in agent.rows].count(5) == 2, "six steps")
+        agent.join()
+        agent.wait(lambda: bool(agent.idle), "the joiner")
+        agent.tell(announced=True)
+        (tmp_path / "told").touch()
+        agent.run()
+    assert sorted(agent.ended) == [0, 1, 1], "the joiner trains on alone"
+    assert agent.log.count("StepsDifferError: ") == 2
+    assert agent.log.count("A loop that counts its epochs or steps itself begins anew in a process that joins") == 2
+    assert agent.log.count("end it by session.committed, as in `while session.committed < last`") == 2
