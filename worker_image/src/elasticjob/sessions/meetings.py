@@ -84,6 +84,8 @@ def explain(waits: str, blocks: int, rank: int, other: str, reason: str) -> str:
             f"rank {rank} has ended its training after block {blocks} of `with session.step()` in this world, and"
             f" {other}. All ranks have to make the same number of steps: stop on all of them together, for example"
             " after an all_reduce of the metric in session.interruptible(), and give each rank equally many batches."
+            " A loop that counts its epochs or steps itself begins anew in a process that joins: end it by"
+            " session.committed, as in `while session.committed < last`."
         )
     return (
         f"rank {rank} has left block {blocks} of `with session.step()` in this world without a step ({reason}),"

@@ -60,22 +60,33 @@ class Block:
     failure: Exception | None = None  # of a collective in it, which the script may have caught
 
 
-_ONE = (
-    "this process has had a session, and can have only one. Train the models together in one session "
-    "(torch.nn.ModuleDict, or further optimizers by name), or one after the other in jobs of their own. A script "
-    "without a session, with a Checkpointer for each model, restarts at each change and trains them in one job."
+_ONE_AFTER_THE_OTHER = (
+    "train the models together in one session (torch.nn.ModuleDict, or further optimizers by name), or one after the"
+    " other in jobs of their own. A script without a session, with a Checkpointer for each model, restarts at each"
+    " change and trains them in one job."
 )
+_ONE = f"this process has had a session, and can have only one: {_ONE_AFTER_THE_OTHER}"
+_ANOTHER = f"An ElasticJob refuses a second session in one process, as this one is: {_ONE_AFTER_THE_OTHER}"
 _CAPTURED = (
     "a CUDA graph records this step of {}. Its replays call nobody, so that after a loss they would apply gradients"
     " that were not reduced, and the session could not take that back. Capture the passes only, for example by"
     " torch.cuda.make_graphed_callables, and call the optimizer itself in each step."
 )
 _has_been = False  # a session with an agent
+_has_tried = False  # one without
 
 
 def has_been() -> bool:
     """Whether this process has had its only session."""
     return _has_been
+
+
+def _note_session(has_agent: bool) -> None:
+    """Without an agent there may be several, as in tests of a script or in a notebook: a script is told."""
+    global _has_been, _has_tried
+    if not has_agent and _has_tried and not hasattr(sys, "ps1"):
+        logger.warning(_ANOTHER)
+    _has_been, _has_tried = has_agent, not has_agent
 
 
 class Session:
@@ -122,7 +133,6 @@ class Session:
         ddp: Mapping[str, Any] | None = None,
         **extras: Any,
     ) -> None:
-        global _has_been  # noqa: PLW0603 - of the process, which has one agent
         if _has_been:
             raise ConfigurationError(_ONE)
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
@@ -141,7 +151,7 @@ class Session:
         client = control.connect() if keeps_memory else None
         if client is not None and model is not None:
             check_layers(model)
-        _has_been = client is not None
+        _note_session(client is not None)
         kept = extras if growth is None else {**extras, "growth": growth}
         self._memory = Memory(self._model_state, sampler, kept, can_go_back=client is not None)
         self._is_replicated = build is None
