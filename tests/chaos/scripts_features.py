@@ -946,7 +946,6 @@ ADDED = Feature(
     "`add_param_group` in some step, and before such a state is loaded",
     _added,
     (DDP,),
-    (RESTART,),  # a session tells its author to make all groups before
     without=(
         "two optimizers",
         "Muon",
