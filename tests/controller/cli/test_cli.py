@@ -110,6 +110,34 @@ def test_numbers_stand_in_a_line() -> None:
     assert common.dump({"values": [1, 2, 3], "names": ["a"]}, "yaml") == "values: [1, 2, 3]\nnames:\n- a"
 
 
+def test_convert_takes_what_kubectl_get_prints(cli: Run, tmp_path: Path) -> None:
+    """Of several jobs that is a list, with what the API server has added to each."""
+    spec = {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {"containers": [{"image": "i"}]}}}}}
+    added = {"uid": "0c1b", "resourceVersion": "7", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    jobs: list[Any] = [
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": name, "managedFields": [{"manager": "kubectl"}], **added},
+            "spec": spec,
+            "status": {"conditions": [{"type": "Running", "status": "True"}]},
+        }
+        for name in ("mnist", "bert")
+    ]
+    path = tmp_path / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": jobs, "metadata": {}}))
+    code, out, err = cli("convert", "-f", str(path))
+    assert (code, err) == (0, "")
+    assert [(one["kind"], one["metadata"]) for one in yaml.safe_load_all(out)] == [
+        ("ElasticJob", {"name": "mnist"}),
+        ("ElasticJob", {"name": "bert"}),
+    ]
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": ["mnist"]}))
+    code, out, err = cli("convert", "-f", str(path))
+    assert (code, out) == (2, "")
+    assert "has a document that is not an object" in err
+
+
 def test_convert_prints_yaml_and_warns_on_stderr(cli: Run, tmp_path: Path) -> None:
     source = {
         "apiVersion": "kubeflow.org/v1",
