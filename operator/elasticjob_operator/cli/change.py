@@ -42,7 +42,7 @@ def read_documents(path: str) -> list[dict[str, Any]]:
 
 
 def parse_documents(text: str, path: str) -> list[dict[str, Any]]:
-    """The YAML or JSON objects in the text of a file. Raises Misuse if they cannot be read."""
+    """The YAML or JSON objects in the text of a file, and those in its lists. Raises Misuse if they cannot be read."""
     try:
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
         sizes = [bounds.measure(document, MOST_VALUES) for document in documents]
@@ -58,9 +58,18 @@ def parse_documents(text: str, path: str) -> list[dict[str, Any]]:
             )
         if size.depth > bounds.MOST_DEPTH:
             raise common.Misuse(f"{path}: is nested {size.depth} levels deep; the limit is {bounds.MOST_DEPTH}")
+    documents = [one for document in documents for one in _list_items(document)]
     if any(not isinstance(d, dict) for d in documents):
         raise common.Misuse(f"{path}: has a document that is not an object: use the YAML of a job")
     return documents
+
+
+def _list_items(document: Any) -> list[Any]:
+    """What `kubectl get` prints of several objects is a list of them."""
+    match document:
+        case {"kind": "List", "items": list(items)}:
+            return items
+    return [document]
 
 
 AUTO: Final = 0
