@@ -304,3 +304,30 @@ async def test_the_deletion_of_one_that_cannot_be_read_is_told(thing: Any, reduc
 async def test_the_deletion_of_one_of_any_size_is_told() -> None:
     line = json.dumps({"type": "DELETED", "object": OF_A_POD}, separators=(",", ":")).encode() + b"\n"
     assert await read(Lines(10_000), line) == [{"type": "DELETED", "object": {"metadata": IDENTITY}}]
+
+
+@pytest.mark.parametrize("text", ["x", "ä"], ids=["ascii", "not ascii"])
+async def test_what_takes_a_large_item_has_a_turn_of_its_own(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To decode a job of a megabyte takes as long as to read it."""
+    monkeypatch.setattr(turn, "SECONDS", 0.0)
+    shared, decoded, raw_decode = [], 0, json.JSONDecoder.raw_decode
+
+    def end_turn() -> None:
+        nonlocal decoded
+        decoded = 0
+
+    def note(decoder: json.JSONDecoder, s: str, idx: int = 0) -> Any:
+        nonlocal decoded
+        value, end = raw_decode(decoder, s, idx)
+        if end - idx > LARGE_BYTES:
+            decoded += 1
+            asyncio.get_running_loop().call_soon(end_turn)
+        return value, end
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", note)
+    items = [{"metadata": {"annotations": {"x": text * (LARGE_BYTES + 1)}}}] * 3
+    found = await decode(json.dumps({"items": items}, ensure_ascii=False).encode(), lambda _: shared.append(decoded))
+    assert found == {"items": [None] * 3}
+    assert shared == [0, 0, 0]
+    shared.append((await decode(json.dumps(items[0], ensure_ascii=False).encode()), decoded)[1])
+    assert shared == [0, 0, 0, 0]
