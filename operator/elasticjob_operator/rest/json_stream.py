@@ -252,7 +252,9 @@ class _Reader:
             await turn.pause()
             raise TooManyError(text)
         await turn.pause()
-        return self.value() if text.isascii() else self._value_of(_read_utf8(text), end)
+        value = self.value() if text.isascii() else self._value_of(_read_utf8(text), end)
+        await turn.pause()  # to read what was decoded takes as long again
+        return value
 
     async def _find_end(self) -> int:
         """The end of an object or a list; of anything else, and where there is none, what `value` makes an error of."""
