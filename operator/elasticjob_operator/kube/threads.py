@@ -1,6 +1,7 @@
 """Threads for what would occupy the event loop for too long, of which no namespace gets more than its share.
 
-Python computes in one thread at a time, so that more than two would only wait for each other.
+Python computes in one thread at a time, so that more than two would only wait for each other. Namespaces that have both
+of them let another have its turn after one more plan each.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from elasticjob_operator.kube import threads
 from elasticjob_operator.kube.fair_queue import Owner, Slots, Turns, Urgency
 
 
@@ -153,3 +154,19 @@ async def test_namespaces_that_agree_leave_a_slot_to_others() -> None:
     for task in greedy:
         task.cancel()
     await asyncio.gather(*greedy, return_exceptions=True)
+
+
+async def test_two_namespaces_that_always_want_one_let_a_third_have_its_turn() -> None:
+    """Of the threads for large jobs, there are as many as may agree: what is left is that they take turns."""
+    queue = Queue(Slots(threads.COUNT, share=threads.COUNT // 2))
+    for number in range(10):
+        for namespace in ("a", "b"):
+            await queue.want(namespace, (namespace, f"j{number}"))
+    await queue.want("third", ("c", "j"))
+    while "third" not in queue.got:
+        await queue.give_back((queue.got[-1], "j"))
+        await asyncio.sleep(0)
+    assert len(queue.got) <= 5, "those that ran, one more of each, and then this one"
+    for task in queue.tasks:
+        task.cancel()
+    await asyncio.gather(*queue.tasks, return_exceptions=True)
