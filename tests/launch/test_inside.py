@@ -231,6 +231,25 @@ def test_names_of_one_file_are_copied(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == {"one": b"x", "two": b"x"}
 
 
+@pytest.mark.parametrize("other", ["nowhere", "a/b/."])
+def test_a_name_of_a_file_that_has_not_come_is_refused_and_nothing_after_it_is_read(tmp_path: Path, other: str) -> None:
+    """Python looks for that file in the rest of the archive, keeps all that it finds there, and has no error for it."""
+    about = tarfile.TarInfo("a/c")
+    about.type, about.linkname = tarfile.LNKTYPE, other
+    names = tarfile.TarInfo("a/b").tobuf() + about.tobuf()
+    sent = io.BytesIO(names + with_header(tarfile.XHDTYPE, 64 * 2**20).getvalue())
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        with pytest.raises(click.ClickException, match=f"no archive of it: 'a/c' is another name of '{other}'"):
+            unpack(sent, "a", tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] - before < 2**22
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "a").exists()
+
+
 def with_header(kind: bytes, size: int) -> io.BytesIO:
     """An archive that begins with a header of so many bytes about its file: a name, or what pax has to say."""
     about = tarfile.TarInfo("about")
