@@ -272,6 +272,9 @@ def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
                 for member in members:
                     if member.issym():  # tar has written what it leads to; and not each Python stays below the folder
                         raise tarfile.ReadError(f"{member.name[:_MOST_TOLD]!r} is a link")
+                    if member.islnk() and not os.path.lexists(f"{folder}/{member.linkname}"):  # Python would look on
+                        told = f"{member.name[:_MOST_TOLD]!r} is another name of {member.linkname[:_MOST_TOLD]!r}"
+                        raise tarfile.ReadError(f"{told}, which has not come before")
                     if (levels := member.name.count("/")) > _MOST_LEVELS:
                         raise common.Failure(
                             f"{member.name[:_MOST_TOLD]}: is {levels} levels deep, and the limit is {_MOST_LEVELS}: "
