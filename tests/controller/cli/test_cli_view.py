@@ -137,6 +137,10 @@ def test_small_plots() -> None:
     held = (Point(0, 4), Point(50, 0), Point(60, 2))
     assert sparkline(held, width=10, steps=True, end=100) == "████ ▅▅▅▅▅"
     assert sparkline((Point(5, 3),), steps=True) == "█"
+    largest = 1.7976931348623157e308  # a script may report any number
+    assert sparkline(course(-largest, 0.0, largest)) == "▁▅█"
+    assert len(sparkline(course(*(largest for _ in range(100))), width=8)) == 8
+    assert sparkline(course(0.0, 5e-324)) == "▁█"
     points = course(*(3.0 for _ in range(100)))
     assert len(sparkline(points, width=24)) == len(sparkline(points, width=24, steps=True)) == 24
 
