@@ -11,6 +11,7 @@ from elasticjob_operator.client.history import Point
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _NOTHING: Final = " "
+_LARGEST: Final = 1e300  # larger numbers have no sum, and no difference
 
 
 def sparkline(points: Sequence[Point], *, width: int = 24, steps: bool = False, end: float | None = None) -> str:
@@ -22,6 +23,8 @@ def sparkline(points: Sequence[Point], *, width: int = 24, steps: bool = False, 
     finite = [p for p in points if math.isfinite(p.value)]
     if not finite:
         return ""
+    shrink = max(1.0, max(abs(p.value) for p in finite) / _LARGEST)
+    finite = [Point(p.time, p.value / shrink) for p in finite]
     values = _over_time(finite, width, end) if steps else _means([p.value for p in finite], width)
     low, high = (0.0, max(values)) if steps else (min(values), max(values))
     return "".join(_bar(value, low, high, empty=steps) for value in values)
