@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console, RenderableType
 
 from controller import client_fixture as given
@@ -325,6 +326,23 @@ def test_a_terminal_obeys_nobody_but_us(terminal: bool) -> None:
     shown = re.sub(r"\x1b\[[0-9;]*m", "", captured.get())  # what rich itself writes: colours
     assert [c for c in shown if unicodedata.category(c) in ("Cc", "Cf") and c not in "\n\t"] == []
     assert "[red]" in shown and ":smile:" in shown, "nobody's text is markup"
+
+
+@pytest.mark.parametrize("levels", [400, 9000])
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_a_job_as_deep_as_a_server_stores_it_hides_no_other_from_a_list(
+    output: str, levels: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = given.job(name="deep")
+    odd: list[Any] = []
+    for _ in range(levels):
+        odd = [odd]
+    deep.raw["spec"]["template"]["odd"] = odd
+    shown = common.dump_jobs([deep, given.job(name="good")], output)
+    found = yaml.safe_load(shown)["items"]
+    assert [job["metadata"]["name"] for job in found] == ["deep", "good"]
+    assert "spec" not in found[0] and "spec" in found[1]
+    assert "team/deep: its spec is nested more than 64 levels deep, and is left out" in capsys.readouterr().err
 
 
 def test_messages_are_as_harmless(capsys: pytest.CaptureFixture[str]) -> None:
