@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from elasticjob_operator import api
+from elasticjob_operator.api import bounds
 from elasticjob_operator.cli.options import (
     FAILED,
     USAGE,
@@ -149,9 +150,14 @@ def dump_jobs(jobs: Sequence[Job], output: str) -> str:
 
 
 def clean(raw: dict[str, Any]) -> dict[str, Any]:
-    """The object without the server's bookkeeping of who set which field."""
+    """The object without the server's bookkeeping of who set which field, and what is too deep to be written."""
     metadata = {k: v for k, v in (raw.get("metadata") or {}).items() if k != "managedFields"}
-    return {**raw, "metadata": metadata}
+    shown = {**raw, "metadata": metadata}
+    for part in [part for part, value in shown.items() if bounds.is_too_deep(value)]:
+        where = f"{metadata.get('namespace')}/{metadata.get('name')}"
+        warn(f"{where}: its {part} is nested more than {bounds.MOST_DEPTH} levels deep, and is left out")
+        del shown[part]
+    return shown
 
 
 def report_change(job: Job, output: str | None, text: str) -> None:
