@@ -85,6 +85,25 @@ async def test_not_being_able_to_ask_is_no_refusal_of_the_agent() -> None:
             assert await refused(running, "digits/digits-worker-0", soon=True) == 503
 
 
+async def test_what_a_stranger_says_before_it_is_answered_takes_no_memory() -> None:
+    """A client waits for the answer to its upgrade. Without TLS, nothing else holds this one up."""
+
+    async def hangs(token: str, address: str) -> auth.Identity | auth.Refusal:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    loop = asyncio.get_running_loop()
+    async with running_hub(replace(FAST, authenticate_seconds=60), authenticate=hangs) as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as stranger:
+            stranger.setblocking(False)
+            head = f"GET {wire.PATH} HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            await loop.sock_sendall(stranger, f"{head}Authorization: Bearer digits/digits-worker-0\r\n\r\n".encode())
+            await eventually(lambda: running.hub.places["strangers"][0] == 1)
+            with pytest.raises(ConnectionError):
+                for _ in range(2**23 // 2**16):
+                    await asyncio.wait_for(loop.sock_sendall(stranger, bytes(2**16)), 30)
+
+
 async def test_a_pod_that_connects_without_end_hears_429_and_others_do_not() -> None:
     async with running_hub(replace(FAST, connect_burst=3, connects_per_second=0.001)) as running:
         for _ in range(3):
@@ -426,7 +445,7 @@ def big_world(generation: int) -> wire.World:
 
 
 async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
-    settings = replace(FAST, slow_seconds=1.0, timeout_min=5.0, max_buffer_bytes=64 * 1024)
+    settings = replace(FAST, slow_seconds=1.0, timeout_min=5.0, max_buffer_bytes=64 * 1024, max_message_bytes=2**20)
     # The heartbeat is twice the patience of this client, which reads worlds of 3,000 members in between.
     async with running_hub(settings) as running, seated(running, "digits-worker-1", heartbeat=4.0) as calm:
         with DeafAgent(running.port) as deaf:
@@ -447,7 +466,7 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> N
 
 async def test_an_agent_that_reads_is_not_cut_off_however_much_waits_for_it() -> None:
     """The hub has more to say than the agent can take, so something is left whenever the hub looks."""
-    settings = replace(FAST, slow_seconds=2.0, timeout_min=60.0, max_buffer_bytes=64 * 1024)
+    settings = replace(FAST, slow_seconds=2.0, timeout_min=60.0, max_buffer_bytes=64 * 1024, max_message_bytes=2**20)
     async with running_hub(settings) as running:
         with DeafAgent(running.port) as slow:
             await slow.connect("digits/digits-worker-0")
