@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.mutants import MUTANTS
-from elasticjob_operator.hub import auth, registry
+from elasticjob_operator.hub import auth, handshake, registry
 from elasticjob_operator.hub.limits import HubSettings, bytes_allowed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +58,7 @@ def test_the_limits_are_those_of_the_hub() -> None:
     for row in (
         f"| sockets without a complete request | {one.max_pending_sockets:,} and {one.hello_seconds:.0f} s |",
         f"| tokens under review | {one.max_unauthenticated}, of which {known['parallel']} at the API server |",
+        f"| bytes between a request and its answer | {handshake.MOST_EARLY >> 10} KiB of each socket |",
         f"| failed tokens | {one.failure_burst:.0f} per address, then one per second (429) |",
         f"| tokens of pods that the operator has not seen yet | {known['unseen']} and {known['find_seconds']:.0f} s |",
         f"| upgrades without a hello | {one.max_pending} and {one.hello_seconds:.0f} s; one per pod, the newest {most}",

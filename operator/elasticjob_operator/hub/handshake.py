@@ -25,6 +25,7 @@ from aiohttp import web
 from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types leave it out
 
 WORDS_A_TURN: Final = 4
+MOST_EARLY: Final = 64 * 1024  # bytes between a request and its answer, for which a client waits
 LONG_WORD: Final = 16 * 1024  # bytes: so many at once wait for a turn too, since a frame can have as few as six
 
 
@@ -36,7 +37,7 @@ class Visitor:
     address = ""
     may_speak = False
     word = b""  # what has arrived and waits for its turn
-    meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive; set once the peer is known
+    meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive; set once there is a request
 
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
         self.listener = listener
@@ -180,6 +181,17 @@ class _TLS(SSLProtocol):  # type: ignore[misc]  # uvloop has no types for it
         super().connection_lost(exc)
 
 
+def _allow(left: int) -> Callable[[int], bool]:
+    """A meter that lets so many bytes pass."""
+
+    def take(size: int) -> bool:
+        nonlocal left
+        left -= size
+        return left >= 0
+
+    return take
+
+
 class HandshakeListener:
     """Sockets that have not sent a complete request.
 
@@ -240,6 +252,7 @@ class HandshakeListener:
         visitor = self._visitors.get(request.protocol)
         if visitor is not None:
             self.gone(visitor)
+            visitor.meter = _allow(MOST_EARLY)
         return visitor
 
     def send_away(self, visitor: Visitor | None) -> None:
