@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import dns.asyncquery
@@ -90,3 +91,29 @@ def test_a_resolver_understands_it_and_rubbish_does_not_end_it() -> None:
             await server.stop()
 
     assert asyncio.run(story()) == [("NOERROR", ["100.65.7.2"]), ("NOERROR", []), ("NXDOMAIN", [])]
+
+
+@pytest.mark.timeout(60)
+def test_the_questions_of_one_pod_do_not_pile_up() -> None:
+    answers = threading.Event()
+
+    def read(path: str) -> dict[str, Any] | None:
+        answers.wait(30)
+        return OBJECTS.get(path)
+
+    async def story() -> None:
+        server = ClusterDns(read)
+        question = dns.message.make_query("hub.team.svc.cluster.local.", "A").to_wire()
+        for _ in range(1000):
+            server.datagram_received(question, ("100.65.7.2", 5353))
+        assert server.waiting <= 64
+        before = server.waiting
+        server.datagram_received(question, ("100.65.7.3", 5353))
+        assert server.waiting == before + 1, "another pod is heard"
+        answers.set()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        server.datagram_received(question, ("100.65.7.2", 5353))
+        assert server.waiting == 1, "and so is the same one, once it has its answers"
+        await server.stop()
+
+    asyncio.run(story())
