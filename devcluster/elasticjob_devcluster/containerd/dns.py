@@ -26,6 +26,8 @@ from elasticjob_devcluster.api.kube import KubeError
 DOMAIN: Final = "cluster.local"
 PORT: Final = 53
 TTL_SECONDS: Final = 5
+MOST_QUESTIONS: Final = 512  # that wait for an answer ...
+MOST_OF_ONE: Final = 32  # ... of one address: what is more is lost, and asked again
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _UNANSWERED: Final = (OSError, HTTPException, KubeError, dns.exception.DNSException)
 
@@ -88,7 +90,7 @@ class ClusterDns(asyncio.DatagramProtocol):
     def __init__(self, read: Read) -> None:
         self._read = read
         self._transport: asyncio.DatagramTransport | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}  # with the address that has asked
 
     async def start(self, address: str, port: int = PORT) -> None:
         loop = asyncio.get_running_loop()
@@ -97,7 +99,7 @@ class ClusterDns(asyncio.DatagramProtocol):
     async def stop(self) -> None:
         if self._transport is not None:
             self._transport.close()
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -108,9 +110,18 @@ class ClusterDns(asyncio.DatagramProtocol):
         return port
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
+        address = str(addr[0])
+        waiting = list(self._tasks.values())
+        if len(waiting) >= MOST_QUESTIONS or waiting.count(address) >= MOST_OF_ONE:
+            return
         task = asyncio.create_task(self._answer(data, addr))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = address
+        task.add_done_callback(self._tasks.pop)
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for an answer."""
+        return len(self._tasks)
 
     async def _answer(self, data: bytes, peer: tuple[str | Any, int]) -> None:
         with contextlib.suppress(*_UNANSWERED):
