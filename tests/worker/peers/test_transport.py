@@ -134,3 +134,27 @@ def test_a_server_that_closes_ends_its_connections(server: Server) -> None:
     link.close()
     with pytest.raises((PeerError, OSError)):
         connect(server)
+
+
+def test_a_pod_that_can_start_no_thread_for_a_moment_is_heard_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where strangers come until a pod may have no more threads."""
+    monkeypatch.setattr(transport, "_GIVES_WAY_SECONDS", 0.05)
+    refusals = 3
+
+    class Starved(threading.Thread):
+        def start(self) -> None:
+            nonlocal refusals
+            if refusals and self.name == "elasticjob-peer":
+                refusals -= 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Starved)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+            assert len(stranger.recv(4096)) == 0, "it is closed, and does not wait for an answer"
+    link = connect(server)
+    assert link.call("turn")[0] == {"op": "turn"}
+    link.close()
