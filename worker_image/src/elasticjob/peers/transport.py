@@ -184,7 +184,14 @@ class Server:
             if not self._let_in(connection):
                 _shut(connection)
                 return
-            threading.Thread(target=self._serve, args=(connection,), name="elasticjob-peer", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(connection,), name="elasticjob-peer", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the pod may have no more: a connection may end
+                with self._room:
+                    self._strangers.pop(connection, None)
+                _shut(connection)
+                time.sleep(_GIVES_WAY_SECONDS)
 
     def _let_in(self, connection: socket.socket) -> bool:
         """Wait until there is room for another stranger. False if the server is closed."""
