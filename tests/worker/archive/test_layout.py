@@ -48,6 +48,14 @@ def test_small_chunks_are_packed_and_large_ones_are_not() -> None:
     assert layout.parse_name(found[1].name) == ((3, 1), found[1].content)
 
 
+def test_an_object_that_is_larger_than_any_pack_is_refused() -> None:
+    """Whoever takes a save out of an archive reads packs as a whole."""
+    chunks = [[f"{number:064x}", CHUNK_BYTES] for number in range(3)]
+    assert layout.parse_object([[1, 0], chunks[:2]]).size == layout.PACK
+    with pytest.raises(ManifestError, match="larger than a pack"):
+        layout.parse_object([[1, 0], chunks])
+
+
 def test_a_pod_of_a_world_reads_its_share() -> None:
     objects = [Object((1, 0), ((f"{number:064x}", 5),)) for number in range(10)]
     shares = [list(layout.share_of(objects, rank, 3)) for rank in range(3)]
