@@ -81,6 +81,8 @@ def parse_object(said: Any) -> Object:
         found = tuple((records.check_digest(digest), records.check_count(size)) for digest, size in chunks)
         if not found or not all(0 < size <= CHUNK_BYTES for _, size in found):
             raise ValueError("no chunks")
+        if len(found) > 1 and sum(size for _, size in found) > PACK:
+            raise ValueError("it is larger than a pack")
         return Object((records.check_count(generation), records.check_count(count)), found)
     except (TypeError, ValueError) as error:
         raise ManifestError(f"no object: {error}") from None
