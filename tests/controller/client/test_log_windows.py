@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from typing import cast
+
 import pytest
 
+from controller import client_fixture as given
+from elasticjob_operator.client import logs
+from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.logs import Window, find_window
-from elasticjob_operator.client.model import Job
+from elasticjob_operator.client.model import Job, Pod
 from elasticjob_operator.times import parse_time
 
 FORMED = {1: "2026-01-01T00:00:00.500Z", 2: "2026-01-01T00:01:00Z", 4: "2026-01-01T00:02:00Z"}
@@ -50,3 +57,24 @@ def test_lines_by_their_time(stamp: str | None, is_covered: bool) -> None:
     window = find_window(make_job(), 1)
     assert window is not None
     assert window.covers(stamp) is is_covered
+
+
+async def test_whoever_follows_a_large_job_asks_for_its_pods_in_a_tenth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All viewers of a dashboard share its processor, and the list of 5,000 pods takes a second of it."""
+    monkeypatch.setattr(logs, "_LOOK_EVERY", 0.01)
+    looks = 0
+
+    async def look() -> tuple[Job | None, list[Pod]]:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.1)
+        return given.job(), []
+
+    merger = logs.Merger(cast("Connection", None), "team", look, follow=True, tail=None)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.5), contextlib.aclosing(merger.lines()) as lines:
+            async for line in lines:
+                raise AssertionError(line)
+    assert 1 <= looks <= 2
