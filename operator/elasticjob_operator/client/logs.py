@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,8 @@ from elasticjob_operator.times import format_time, parse_time
 _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 _FRACTION: Final = re.compile(r"\.(\d+)")
 _LOOK_EVERY: Final = 1.0
+_SHARE: Final = 10  # looking takes at most this part of the time ...
+_LOOK_AT_LEAST_EVERY: Final = 30.0  # ... unless a server is that slow
 MOST_LINE: Final = 2**20  # bytes
 _MOST_WAITING: Final = 2**22  # bytes of lines that nobody has taken yet ...
 _LEAST_WAITING, _MOST_LINES = 8, 1000  # ... and how many
@@ -146,7 +149,9 @@ class Merger:
     async def _direct(self) -> None:
         """Start a reader for every pod with a log; return when no further lines can arrive."""
         while True:
+            began = time.monotonic()
             self._job, pods = await self._look()
+            took = time.monotonic() - began
             for pod in pods:
                 if pod.started and pod.uid not in self._readers:
                     self._readers[pod.uid] = asyncio.create_task(self._read(pod))
@@ -157,7 +162,7 @@ class Merger:
             if over:
                 await asyncio.gather(*self._readers.values())
                 return
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(max(_LOOK_EVERY, min(_SHARE * took, _LOOK_AT_LEAST_EVERY)))
 
     async def _read(self, pod: Pod) -> None:
         while True:
