@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from controller.api_fixture import kubeconfig
-from elasticjob_operator.client import Job, logs
+from elasticjob_operator.client import Job, execute, logs
 from elasticjob_operator.client.connection import Connection, connect
 from elasticjob_operator.client.logs import MOST_LINE, read_pod
 from elasticjob_operator.client.model import Pod
@@ -82,3 +82,25 @@ async def test_long_lines_that_nobody_takes_are_not_read(size: int, monkeypatch:
         await asyncio.sleep(0)
     assert made * size <= 2**25, f"{made} lines of {size} bytes wait"
     assert sum([1 async for _ in lines]) == 1999, "and none is lost"
+
+
+async def test_a_command_that_writes_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is the author's, and so is what its shell does."""
+
+    async def stream(
+        connection: Connection,
+        namespace: str,
+        pod: Pod,
+        command: list[str],
+        on_output: Callable[[int, bytes], object],
+        *,
+        patience: float | None = None,
+    ) -> int:
+        for _ in range(64):
+            on_output(execute.STDOUT, bytes(2**20))
+        return 0
+
+    monkeypatch.setattr(execute, "stream_in_pod", stream)
+    pod = Pod({"metadata": {"name": "j-worker-0", "uid": "u"}})
+    with pytest.raises(execute.ExecUnavailableError, match="exec in pod j-worker-0: it writes more than 16 MiB"):
+        await execute.run_in_pod(cast("Connection", None), "team", pod, ["sh"])
