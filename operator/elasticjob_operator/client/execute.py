@@ -25,6 +25,7 @@ STDERR: Final = 2
 _ERROR_CHANNEL: Final = 3
 _PATIENCE: Final = 30.0
 _MOST_LOOKS: Final = 200
+_MOST_OUTPUT: Final = 16 * 2**20  # bytes
 
 
 class ExecUnavailableError(errors.ClientError):
@@ -33,11 +34,16 @@ class ExecUnavailableError(errors.ClientError):
 
 async def run_in_pod(connection: Connection, namespace: str, pod: Pod, command: list[str]) -> tuple[int, str]:
     """Run the command; return (exit code, output and errors as text). Raises ExecUnavailableError, also if the command
-    writes nothing for 30 seconds.
+    writes nothing for 30 seconds, or more than 16 MiB.
     """
     output: list[bytes] = []
+    left = _MOST_OUTPUT
 
     def keep(channel: int, data: bytes) -> None:
+        nonlocal left
+        left -= len(data)
+        if left < 0:
+            raise ExecUnavailableError(f"exec in pod {pod.name}: it writes more than {_MOST_OUTPUT >> 20} MiB")
         output.append(data)
 
     code = await stream_in_pod(connection, namespace, pod, command, keep, patience=_PATIENCE)
