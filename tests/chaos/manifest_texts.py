@@ -76,6 +76,7 @@ def one_volume(mode: str, zone: str = "") -> tuple[tuple[str, Object], ...]:
 
 
 GPUS: Final = "resources: {limits: {nvidia.com/gpu: 1, cpu: '4', memory: 32Gi}}"
+AMOUNTS: Final = "resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {cpu: 500m, memory: 1Gi}}"
 MOUNTED: Final = "volumeMounts: [{name: data, mountPath: /data}]"
 CLAIMED: Final = "volumes: [{name: data, persistentVolumeClaim: {claimName: datasets}}]"
 SCRATCH: Final = """
@@ -548,6 +549,67 @@ TEXTS: Final = (
             requiredDuringSchedulingIgnoredDuringExecution:
               nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [gone-node]}]}]""",
          told=("affinity.nodeAffinity",)),
+    # What LimitRanges and quotas allow, and classes of devices.
+    Text("ratio", "resources: {requests: {cpu: 100m}, limits: {cpu: 4}}",
+         objects=(limits(maxLimitRequestRatio={"cpu": "2"}),), told=("limit to request ratio",)),
+    Text("ratio-of-one", AMOUNTS, objects=(limits(maxLimitRequestRatio={"cpu": "1", "memory": "1"}),)),
+    Text("at-least", "resources: {requests: {cpu: 100m, memory: 1Gi}}", objects=(limits(min={"cpu": "250m"}),),
+         told=("minimum cpu",)),
+    Text("at-least-and-fit", AMOUNTS, objects=(limits(min={"cpu": "250m", "memory": "512Mi"}),)),
+    Text("quota-and-fit", AMOUNTS, objects=(quota(**{"limits.cpu": "9", "requests.memory": "9Gi", "pods": "9"}),)),
+    Text("quota-of-few-pods", spec="replicas: 4", objects=(quota(pods="3"),)),
+    Text("quota-of-other-objects", objects=(quota(secrets="0", configmaps="0"),)),
+    Text("warned-of-security", labels={"pod-security.kubernetes.io/warn": "restricted"}),
+    Text("restricted-container", """
+        securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}, runAsNonRoot: true,
+                          runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}""", labels=RESTRICTED),
+    Text("five-apart", pod="""
+        affinity:
+          podAntiAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              - {topologyKey: kubernetes.io/hostname,
+                 labelSelector: {matchLabels: {elasticjob.dev/job-name: five-apart}}}
+        """, spec="replicas: 5\nelasticPolicy: {minReplicas: 5, maxReplicas: 5}",
+         told=("affinity.podAntiAffinity",)),
+    Text("together", pod="""
+        affinity:
+          podAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              - {topologyKey: kubernetes.io/hostname,
+                 labelSelector: {matchLabels: {elasticjob.dev/job-name: together}}}
+        """),
+    Text("pasted-pod", """
+        terminationMessagePath: /dev/termination-log
+        volumeMounts: [{name: kube-api-access-x7k2p, mountPath: /var/run/secrets/kubernetes.io/serviceaccount,
+                        readOnly: true}]""", """
+        {priority: 0, preemptionPolicy: PreemptLowerPriority, serviceAccount: default, volumes: [
+          {name: kube-api-access-x7k2p, projected: {defaultMode: 420, sources: [
+            {serviceAccountToken: {expirationSeconds: 3607, path: token}},
+            {downwardAPI: {items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]}}]}}]}
+        """, spec="""
+        template:
+          metadata:
+            {creationTimestamp: null, generateName: trainer-, name: trainer-x, namespace: other, resourceVersion: "1",
+             uid: 0c1ba1d4-8d1c-4b5e-9b5a-3c9f1f3f9d11, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet,
+             name: gone, uid: 0c1ba1d4-8d1c-4b5e-9b5a-3c9f1f3f9d12, controller: true}]}
+          status: {phase: Running}"""),
+    Text("checkpoints-on-a-volume", "volumeMounts: [{name: saves, mountPath: /checkpoints}]",
+         "volumes: [{name: saves, emptyDir: {}}]", spec="checkpoints: {path: /checkpoints}",
+         told=("checkpoints.path",)),
+    Text("path-up", "volumeMounts: [{name: data, mountPath: /x, subPath: ../up}]",
+         "volumes: [{name: data, emptyDir: {}}]", told=("subPath",)),
+    Text("init-with-many-gpus", pod=f"""
+        initContainers: [{{name: prepare, image: '{HERE}prepare', command: ["true"],
+                           resources: {{limits: {{nvidia.com/gpu: 9}}}}}}]""", told=("nvidia.com/gpu",)),
+    Text("two-amounts-of-gpus", "resources: {requests: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 2}}",
+         told=("nvidia.com/gpu",)),
+    Text("newer-gpus", pod="""
+        affinity:
+          nodeAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              nodeSelectorTerms: [{matchExpressions: [{key: nvidia.com/gpu.memory, operator: Gt, values: ["80000"]}]}]
+        """, told=("affinity.nodeAffinity",)),
+    Text("large-annotation", spec=f"template: {{metadata: {{annotations: {{saved: {'x' * 200_000}}}}}}}"),
     Text("converted"),
 )  # fmt: skip
 
