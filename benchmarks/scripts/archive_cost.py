@@ -52,7 +52,7 @@ def make_keeper(folder: Path, pid: int, *, archive: bool) -> Keeper:
         "127.0.0.1",
         lambda: "secret",
         lambda: (Workers.RUN, [pid] if pid else []),
-        lambda number, copies: None if archive else tell(),
+        lambda number, copies: tell() if number and not archive else None,  # 0: there is none yet
         None if wanted is None else partial(Archive, wanted, tell=lambda told: None, on_saved=tell),
         lambda: None,
     )
@@ -89,10 +89,10 @@ class Side:
         (folder / "files").mkdir(parents=True)
         words = [sys.executable, __file__, "agent", "--folder", str(folder), *(["--archive"] if archive else [])]
         self._agent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._await_line()  # it has entered
+        self._await_line("entered")
         (folder / "files" / "base.pt").write_bytes(os.urandom(ALL - CHANGED))
         self._save()
-        self._await_line()  # the first save, of everything, is safe
+        self._await_line("saved")  # all of it: what is measured begins afterwards
         self._before = self._used()
 
     def train(self, steps: int, rounds: int) -> None:
@@ -114,10 +114,11 @@ class Side:
         part.write_bytes(os.urandom(CHANGED))
         part.rename(part.with_suffix(""))
 
-    def _await_line(self) -> None:
+    def _await_line(self, wanted: str) -> None:
         assert self._agent.stdout is not None
-        if not self._agent.stdout.readline():
-            raise RuntimeError("the agent has ended")
+        said = self._agent.stdout.readline().strip()
+        if said != wanted:
+            raise RuntimeError(f"the agent has said {said!r}, and not {wanted!r}")
 
     def _used(self) -> float:
         """CPU seconds of the agent so far."""
