@@ -8,13 +8,16 @@ scheduler steps in a step: first, middle or last), WHERE (the model is evaluated
 of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway,
 between, message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large
 message in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except
-Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), MOMENTUM,
+Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), RAISES
+(the name of an exception that the script raises at gradients that are none, and instead of the error of a backward
+pass; with "at:step:" before it also in the middle of this step), MOMENTUM,
 REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until the file "told" exists),
 DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import os
@@ -48,6 +51,7 @@ SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies
 IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
 WHERE = os.environ.get("WHERE", "")
+RAISES = os.environ.get("RAISES", "")
 SWALLOW = os.environ.get("SWALLOW", "")
 HOLD = Path(os.environ["OUT"], "told") if "HOLD" in os.environ else None
 UNDER_WAY: list[Any] = []
@@ -66,6 +70,23 @@ def imitate_capture() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True),
     ):
         yield
+
+
+@contextlib.contextmanager
+def raising(step: int, model: torch.nn.Module) -> Iterator[None]:
+    """A script that looks at what a backward pass has done, and has words of its own if it is wrong."""
+    at, _, name = RAISES.rpartition(":")
+    if not name:
+        yield
+        return
+    error = getattr(builtins, name, None) or getattr(torch, name)
+    try:
+        yield
+    except Exception:
+        raise error("the backward pass has failed") from None
+    fake_nccl.synchronize()  # as a look at a gradient does
+    if at == f"at:{step}" or any(one.grad is None or one.grad.abs().max() > 1e6 for one in model.parameters()):
+        raise error("the loss has diverged")
 
 
 def die_here(step: int, rank: int, generation: int, point: str) -> None:
@@ -267,7 +288,7 @@ class Script:
             dist.all_reduce(loss.detach().clone(), group=self.group)
         if SENDS and session.world_size > 1:
             send_large(*here)
-        with swallowing("backward"):
+        with swallowing("backward"), raising(here[0], self.model):
             session.backward(self.scaler.scale(loss) if KIND == "scaler" else loss)
         if not session.ends_step:
             return

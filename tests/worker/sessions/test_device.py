@@ -237,6 +237,32 @@ def test_a_scheduler_makes_each_step_once(tmp_path: Path, backend: str, place: s
     check(norms, undisturbed)
 
 
+ERRORS = ["ValueError", "AssertionError", "IndexError", "StopIteration", "KeyError", "RuntimeError", "OSError"]
+FEW = ("ValueError", "StopIteration")
+RAISED = [one if one in FEW else pytest.param(one, marks=pytest.mark.long) for one in ERRORS]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@pytest.mark.parametrize("error", RAISED)
+@together
+def test_whatever_a_script_raises_at_what_a_loss_has_left_is_no_mistake_of_its_own(
+    tmp_path: Path, undisturbed: Any, backend: str, error: str
+) -> None:
+    """A check of the gradients, or the script's own words instead of the error of a collective."""
+    agent, norms = train(tmp_path, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage", RAISES=error)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_a_mistake_of_the_script_in_a_whole_world_ends_it(tmp_path: Path, backend: str) -> None:
+    agent, norms = train(tmp_path, BACKEND=backend, RAISES="at:12:ValueError")
+    assert agent.ended == [1, 1, 1]
+    assert max(norms) == 11
+    assert agent.log.count("ValueError: the loss has diverged") == 3
+
+
 @pytest.mark.parametrize(("backend", "swallows"), [("gloo", ""), ("gloo", "evaluation"), ("fakenccl", "")])
 @together
 def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 from elasticjob.errors import ConfigurationError
@@ -51,6 +52,39 @@ def test_torchs_join_is_refused_in_words() -> None:
     model = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None)).model
     with pytest.raises(ConfigurationError, match="ElasticDistributedSampler"):
         Join([model])  # type: ignore[list-item]  # torch asks no more of it than this method
+
+
+def test_the_model_of_a_world_that_broke_in_a_backward_pass_takes_no_part_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script may keep it: with an exception and its frames, or in a hook that notes the modules that ran."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)  # or there would be no DDP
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        state = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None))
+        state.bind(1)
+        state.settle(0)
+        kept = state._ddp
+        assert kept is not None
+
+        def lose(_: torch.Tensor) -> None:
+            raise RuntimeError("a member was lost")
+
+        hook = module[0].weight.register_post_accumulate_grad_hook(lose)
+        with pytest.raises(RuntimeError, match="a member was lost"):
+            torch.autograd.backward(state.model(torch.ones(1, 2)).sum())
+        hook.remove()
+        state.unbind()
+        state.bind(2)
+        state.settle(0)
+        assert state._ddp is not kept
+        torch.autograd.backward(state.model(torch.ones(1, 2)).sum())
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("layer", [torch.nn.LazyLinear(1), torch.nn.LazyBatchNorm1d(affine=False)])
