@@ -264,6 +264,8 @@ class ReplicatedModelState:
         return True
 
     def unbind(self) -> None:
+        if self._ddp is not None:
+            torch_ddp.release(self._ddp)
         self._ddp, self._wrapped = None, []
 
     def after_step(self, step: int) -> tuple[int, ...]:

@@ -407,11 +407,19 @@ class Session:
             yield
         except Exception as error:
             self._worlds.interrupter.allowed = False
-            if not self._worlds.can_change or not self._worlds.is_failure(error):
+            if not self._worlds.can_change or not self._is_consequence(error, self._fence.failure):
                 raise
             self._break(error)
         finally:
             self._worlds.interrupter.allowed = False
+
+    def _is_consequence(self, error: Exception, failure: Exception | None) -> bool:
+        """Whether the world is lost, and the script's block has ended with `error` for that reason.
+
+        If a collective of the block has failed, what the script makes of it has any form: words of its own instead of
+        the error, or a mistake at values that never came. One that was there anyway is raised again in the next world.
+        """
+        return failure is not None or self._worlds.is_failure(error)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[Block]:
@@ -425,8 +433,8 @@ class Session:
         self._buffers.keep_again()
         if self._worlds.can_change:
             self._aside.begin()
+        block = self._block = Block()
         try:
-            block = self._block = Block()
             self._worlds.interrupter.allowed = True
             yield block
             self._worlds.interrupter.allowed = False
@@ -438,7 +446,7 @@ class Session:
             block.is_whole = True
         except Exception as error:
             self._worlds.interrupter.allowed = False
-            if not self._worlds.can_change or not self._worlds.is_failure(error):
+            if not self._worlds.can_change or not self._is_consequence(error, block.failure):
                 raise
             logger.warning("After step %d: the world broke (%s).", self.committed, first_line(error))
             self._worlds.break_off(error)

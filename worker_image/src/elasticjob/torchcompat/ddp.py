@@ -13,6 +13,7 @@ from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
 
 _DDP = "torch.nn.parallel.DistributedDataParallel.__init__"
+_RELEASE = "torch.nn.parallel.DistributedDataParallel._remove_autograd_hooks"
 CAN_SKIP_SYNC = probe.takes(_DDP, "init_sync")  # since torch 2.7
 
 
@@ -27,7 +28,24 @@ def make_ddp(
     return DistributedDataParallel(module, device_ids=devices, **how)
 
 
+def release(model: DistributedDataParallel) -> None:
+    """Take the hooks of this DDP from the parameters of its module.
+
+    Its destructor does that too, but whoever keeps it would keep them: an exception with its frames, or a hook that
+    notes the modules that ran. After a backward pass that a loss has ended they reduce the gradients of later passes.
+    """
+    if RELEASE.holds():
+        model._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+
+
+RELEASE = Probe(
+    "a lost world's DDP takes no part in the next one, whoever keeps it",
+    (_RELEASE,),
+    "a script that keeps it, for example with an exception, may end after a loss with an error of DDP's",
+    probe.has_all(_RELEASE),
+)
 PROBES = (
+    RELEASE,
     Probe(
         "a session's DDP does not send the parameters again in each world",
         (f"{_DDP}(init_sync)",),
