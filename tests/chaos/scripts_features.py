@@ -1190,6 +1190,7 @@ def in_order(rows, item):
 
 def _queue(lines: Lines) -> None:
     lines.slow = True
+    lines.sampler += ", drop_last=True"  # a rank without a sample of its own would queue one that counts for nothing
     lines.prepare.insert(0, _QUEUE)
     lines.layers += (
         "self.register_buffer('queue', torch.randn(18, 8))",
@@ -1253,7 +1254,7 @@ FOLLOWER = Feature(
 )
 QUEUE = Feature(
     "queues",
-    "a buffer with what the last passes of all ranks have made",
+    "a buffer with what the last passes of all ranks have made; with `drop_last`",
     _queue,
     (DDP,),
     without=(*_ONCE, "a teacher", "static graph", "half precision"),

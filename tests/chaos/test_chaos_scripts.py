@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
         pytest.param(30, id="any"),
         pytest.param(42007, id="random numbers after the gradient", marks=pytest.mark.long),
         pytest.param(42201, id="a rank leaves before it has its session", marks=pytest.mark.long),
+        pytest.param(551, id="a queue, and groups that are added later", marks=pytest.mark.long),
     ],
 )
 def test_a_script_trains_the_same_while_its_world_changes(seed: int) -> None:
