@@ -48,8 +48,8 @@ TROUBLE: Final = (ApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 PROGRAMS: Final = frozenset(
-    {"accelerate", "bash", "conda", "env", "fallocate", "false", "mpirun", "numactl", "python", "sh", "sleep",
-     "torchrun", "true", "uv"}
+    {"accelerate", "bash", "conda", "env", "fallocate", "false", "install", "mpirun", "numactl", "python", "sh",
+     "sleep", "torchrun", "true", "uv"}
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ def find_program(container: Raw, *, is_init: bool) -> str:
         return ""
     if first == "fallocate":
         return first
+    if first == "install":  # of the runtime
+        return "true"
     if "torchrun" in line:
         return "torchrun"
     if first in ("sh", "bash"):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos import manifest_judge, manifest_maker, manifest_texts, webhooks
-from chaos.light_nodes import LightNodes
+from chaos.light_nodes import HERE, LightNodes
 from chaos.manifest_judge import SILENT, TOLD, TRAINS
 from chaos.manifest_maker import Made
 from chaos.trials import Report
@@ -127,7 +127,9 @@ def _playing(cluster: Cluster, directory: Path) -> Iterator[tuple[OperatorProces
     kueue_kinds.install(cluster, kueue_kinds.build())
     for path, body in (*manifest_maker.CLUSTER_OBJECTS, *claims, *policies, *manifest_maker.CLUSTER_QUEUES):
         kube.request("POST", path, body)
-    operator = OperatorProcess(cluster, directory, "--stable-seconds", "1", "--integrations", "kueue")
+    runtime = f"{HERE}runtime:1"  # each pod has the container that installs it
+    flags = ("--stable-seconds", "1", "--integrations", "kueue", "--runtime-image", runtime)
+    operator = OperatorProcess(cluster, directory, *flags)
     nodes = LightNodes(cluster, manifest_maker.NODES)
     (directory / "pki").mkdir()
     queues = StandIn(cluster, QUEUE_SECONDS)
