@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant("whole Workloads", "integrations/kueue/values.py", "    if excess := _find_excess(size):", "    if _find_excess(size) and False:",
            ("tests/controller/model/test_small_snapshots.py", "-k", "too_large"),
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),
-    Mutant("any number of long Workloads", "integrations/kueue/store.py", "and not self._room.enter(namespace, excess):", "and not excess:",
+    Mutant("any number of long Workloads", "integrations/kueue/store.py", "place.taken and not self._room.enter(namespace, place.taken)", "place.taken < 0",
            ("tests/controller/integrations/kueue/test_store.py", "-k", "bounded"),
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),
     Mutant("labels of any number", "model/observe.py", "dict(itertools.islice(ours, MOST_MARKS))", "dict(ours)",
