@@ -30,7 +30,7 @@ from elasticjob.channel import completion, control, progress
 from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
-from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
+from elasticjob.errors import ConfigurationError, ElasticJobError, StepsDifferError, WorldLostError
 from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
@@ -418,8 +418,9 @@ class Session:
 
         If a collective of the block has failed, what the script makes of it has any form: words of its own instead of
         the error, or a mistake at values that never came. One that was there anyway is raised again in the next world.
+        The runtime's own errors are never that: who finds out that ranks differ ends the waits of this one itself.
         """
-        return failure is not None or self._worlds.is_failure(error)
+        return self._worlds.is_failure(error) or (failure is not None and not isinstance(error, ElasticJobError))
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[Block]:
