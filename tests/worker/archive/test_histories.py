@@ -372,6 +372,39 @@ def test_what_a_prune_takes_from_a_save_that_is_being_made_is_sent_again(is_slow
     assert find_whole(contents, pods) == [(1, 3), (1, 2)]
 
 
+def test_a_save_that_a_prune_counts_on_is_not_withdrawn() -> None:
+    """A prune that has seen the manifest deletes all others, and ends before it takes its note away."""
+    rng = random.Random(14)
+    contents, pods = Contents(), Pods(rng)
+    files = FaultyFiles(contents, rng)
+    leader, sender = Leader(connect(files), "uid", 1, 2, lambda: "now"), Sender(connect(files), pods.chunks.get, 1e12)
+    left: list[list[tuple[int, int]]] = []
+    put = files.pipe_file
+
+    class Ends(FaultyFiles):
+        def rm_file(self, path: str) -> None:
+            if "/garbage/" in path:
+                raise DiedError
+            super().rm_file(path)
+
+    def put_and_prune(path: str, data: bytes) -> None:
+        put(path, data)
+        if "/saves/" in path:
+            files.pipe_file = put  # type: ignore[method-assign]
+            with pytest.raises(DiedError):
+                prune(connect(Ends(contents, rng)), 1, dry_run=False)
+
+    made: list[tuple[int, int]] = []
+    drive(leader, sender, pods, 1, [1, 2], made)
+    contents.after_delete = lambda: left.append(find_whole(contents, pods))
+    files.pipe_file = put_and_prune  # type: ignore[method-assign]
+    drive(leader, sender, pods, 1, [3], made)
+    assert left and all(left), "there is a whole save at any moment"
+    drive(leader, sender, pods, 1, [4], made)
+    assert find_whole(contents, pods) == [(1, 4), (1, 3)]
+    assert not [name for name in contents.objects if "/garbage/" in name and "prune" in name], "agents finish what ends"
+
+
 def test_what_arrives_in_part_is_damaged() -> None:
     rng = random.Random(13)
     contents, pods = Contents(), Pods(rng)
