@@ -150,7 +150,7 @@ class Leader:
         name = layout.name_save(made.order, data)
         self._storage.put(f"{layout.SAVES}/{name}", data)
         try:
-            self._hear()
+            self._hear(name, objects)
             self._check_there(objects)
         except LostError:
             with contextlib.suppress(StoreError):
@@ -161,13 +161,14 @@ class Leader:
         self._has_saved = True
         return made
 
-    def _hear(self) -> None:
-        """Once a manifest is there: raises LostError if somebody is about to delete what it may name.
+    def _hear(self, name: str, objects: Mapping[str, Object]) -> None:
+        """Once this manifest is there: raises LostError if somebody is about to delete it, or what it names.
 
         `elasticjob archive prune` writes that down first, and looks at the manifests afterwards. So either it has seen
         this one, and leaves what it names, or its note is here now, or what it has deleted is gone.
+        One that has seen it may count on it and delete all others, so a note of other things is no reason to withdraw.
         """
-        notes = {name for name in self._storage.list(layout.GARBAGE) if layout.PRUNES in name}
+        notes = {note for note in self._storage.list(layout.GARBAGE) if layout.PRUNES in note}
         told, names = reading.read_told(self._storage, notes.difference(self._told_names, self._lists))
         if not names:
             return
@@ -175,8 +176,9 @@ class Leader:
         self._tidied += 1  # what is sent again has a name of its own
         self._there = {}
         self._places = {digest: one for digest, one in self._places.items() if one.name not in told.objects}
-        self._saves = {name: save for name, save in self._saves.items() if name not in told.saves}
-        raise LostError(f"somebody prunes {self._storage.url}")
+        self._saves = {known: save for known, save in self._saves.items() if known not in told.saves}
+        if name in told.saves or not told.objects.isdisjoint(objects):
+            raise LostError(f"somebody prunes {self._storage.url}")
 
     def tidy(self) -> None:
         """After a save: delete what was written down after the one before, and write down what goes next.
