@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,7 @@ def stock(*saves: Save, lost: tuple[Object, ...] = (), unlisted: tuple[Save, ...
 
 
 FIRST, SECOND, THIRD = make(1, ONE), make(2, ONE, TWO), make(3, THREE)
+AGAIN = sorted([THIRD, replace(THIRD, time="later")], key=name, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,9 @@ FIRST, SECOND, THIRD = make(1, ONE), make(2, ONE, TWO), make(3, THREE)
         pytest.param(stock(FIRST), 3, [FIRST], id="fewer"),
         pytest.param(stock(FIRST, SECOND, THIRD, lost=(THREE,)), 1, [SECOND, THIRD], id="the newest is not whole"),
         pytest.param(stock(FIRST, unlisted=(SECOND,)), 1, [FIRST, SECOND], id="the newest is not shown"),
+        pytest.param(stock(FIRST, SECOND, *AGAIN), 1, [AGAIN[0]], id="the newest was made twice"),
+        pytest.param(stock(FIRST, SECOND, *AGAIN), 2, [AGAIN[0], SECOND], id="one that was made twice counts once"),
+        pytest.param(stock(FIRST, *AGAIN), 3, [AGAIN[0], FIRST], id="also where there are fewer"),
     ],
 )
 def test_the_newest_whole_saves_are_kept(known: Stock, keep: int, kept: list[Save]) -> None:
