@@ -60,15 +60,20 @@ class Stock:
     def find_kept(self, keep: int) -> frozenset[str]:
         """The manifests of the newest saves that are whole, `keep` of them, and of all that are newer than the oldest.
 
-        One that is not whole is in nobody's way: it counts as none, and goes with those that are older.
+        One that is not whole is in nobody's way: it counts as none, and goes with those that are older. A record that
+        was saved twice, as the agent did not learn that its manifest was there, needs only one of the two.
         """
         ordered = sorted(self.saves, key=lambda name: (self.saves[name].order, name), reverse=True)
-        kept, whole = [], 0
+        kept, whole = list[str](), set[layout.Order]()
         for name in ordered:
-            if whole >= keep:
+            save = self.saves[name]
+            if save.order in whole:
+                continue
+            if len(whole) >= keep:
                 break
             kept.append(name)
-            whole += name in self.listed and is_whole(self.saves[name], self.sizes)
+            if name in self.listed and is_whole(save, self.sizes):
+                whole.add(save.order)
         return frozenset(kept)
 
     def find_doomed(self, keep: int, generation: int, told: Doomed, young: Collection[str] = ()) -> Doomed:
