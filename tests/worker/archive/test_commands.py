@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob.archive import commands, layout, reading
+from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import Storage, StoreError
@@ -227,6 +228,20 @@ def test_a_manifest_that_cannot_be_read_stops_deleting(storage: Storage, capsys:
     assert cli.main(["archive", "prune", storage.url, "--keep", "1", "--yes"]) == 1
     assert "nothing is deleted" in capsys.readouterr().err
     assert (storage.list(layout.SAVES), storage.list(layout.OBJECTS)) == before
+
+
+@pytest.mark.parametrize("note", ["0000000001-3", f"0000000001{layout.PRUNES}{'a' * 32}"])
+def test_a_manifest_that_cannot_be_read_stops_nothing_if_it_goes_anyway(note: str, storage: Storage) -> None:
+    """An agent, or a prune that has ended too early, was about to delete it."""
+    write_saves(storage, 1, (10, 20, 30))
+    oldest = reading.find_saves(storage)[-1][0]
+    storage.put(f"{layout.SAVES}/{oldest}", b"cut")
+    storage.put(f"{layout.GARBAGE}/{note}", Doomed(frozenset({oldest})).dump())
+    for _ in range(2):
+        assert cli.main(["archive", "prune", storage.url, "--keep", "1", "--yes"]) == 0
+        assert find_steps(storage) == [30]
+    assert oldest not in storage.list(layout.SAVES)
+    assert {name for name in storage.list(layout.GARBAGE) if layout.PRUNES in name} == set()
 
 
 @pytest.mark.parametrize("requests", range(8))
