@@ -146,7 +146,7 @@ def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
     doomed = garbage.find_prunable(stock, keep, leads, told)
     mine = [name for name in notes if layout.PRUNES in name]  # of a call that did not come to its end
     if (doomed or mine) and not dry_run:
-        _delete(storage, doomed, max(leads, default=0), mine)
+        _delete(storage, doomed, max(leads, default=0), told, mine)
 
     def sort(saves: Iterable[Save]) -> list[Save]:
         return sorted(saves, key=lambda save: save.order, reverse=True)
@@ -160,14 +160,14 @@ def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
     )
 
 
-def _delete(storage: Storage, doomed: Doomed, generation: int, notes: Sequence[str]) -> None:
+def _delete(storage: Storage, doomed: Doomed, generation: int, told: Doomed, notes: Sequence[str]) -> None:
     """Manifests first: what has one is whole. What is left at an error, the next leader deletes, or the next call."""
     note = f"{generation:010d}{layout.PRUNES}{uuid.uuid4().hex}"
     storage.put(f"{layout.GARBAGE}/{note}", doomed.dump())
     for name in sorted(doomed.saves):
         storage.delete(f"{layout.SAVES}/{name}")
     stock = reading.look(storage)
-    if stock.unread:
+    if stock.unread - told.saves:
         raise CommandError(
             f"{storage.url}: a new manifest cannot be read now: prune again, the objects are still there"
         )

@@ -98,7 +98,7 @@ def find_prunable(stock: Stock, keep: int, leads: Collection[int], told: Doomed)
     """What may go although no agent asks for it: of what the store shows, all but the `keep` newest whole saves.
 
     `leads`: the generations that have come to lead. What the newest one has sent stays: its save may not be complete.
-    What an agent was about to delete may go at any moment, so it counts as no save.
+    What others were about to delete may go at any moment, so it counts as no save, also where it cannot be read.
     """
     saves = {name: save for name, save in stock.saves.items() if name not in told.saves}
     sizes = {name: size for name, size in stock.sizes.items() if name not in told.objects}
@@ -106,7 +106,7 @@ def find_prunable(stock: Stock, keep: int, leads: Collection[int], told: Doomed)
     if not any(name in left.listed and is_whole(save, sizes) for name, save in saves.items()):
         return Doomed()
     found = left.find_doomed(keep, max(leads, default=0), told)
-    return Doomed(found.saves & stock.listed, found.objects & stock.sizes.keys())
+    return Doomed(found.saves & (stock.listed | stock.unread), found.objects & stock.sizes.keys())
 
 
 def _is_older(name: str, generation: int) -> bool:
