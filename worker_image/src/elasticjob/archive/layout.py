@@ -3,7 +3,8 @@
     saves/<generation>-<number>-<SHA-256>    the manifest of a save, written last: without it there is no save
     objects/<generation>-<count>-<SHA-256>   chunks, of which a manifest says the place
     leads/<generation>                       the agent of rank 0 of this generation writes, or has written
-    garbage/<generation>-<count>             what is to be deleted
+    garbage/<generation>-<count>             what is to be deleted by an agent ...
+    garbage/<generation>-prune-<UUID>        ... or by `elasticjob archive prune`, which leads no generation
 
 No name is ever used again: objects bear the generation of the world that sent them, how often its leader had tidied up
 by then, and the digest of what is in them. So nothing that was to be deleted can be deleted too late.

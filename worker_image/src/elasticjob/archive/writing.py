@@ -29,7 +29,7 @@ class GoneError(Exception):
 
 
 class LostError(StoreError):
-    """The store does not show what it has taken."""
+    """The store does not show what it has taken, or somebody is about to delete it: it is sent again."""
 
 
 class Sender:
