@@ -56,6 +56,13 @@ TORCH = "/usr/lib/python3.12/site-packages/torch/nn/functional.py:12"
         pytest.param(raised("FileNotFoundError: x", "a.py:1"), "", id="a file may come back"),
         pytest.param(raised("ConnectionResetError: x", "a.py:1"), "", id="so may a connection"),
         pytest.param(raised("urllib3.exceptions.MaxRetryError: x", "a.py:1"), "", id="or a server"),
+        pytest.param(raised("elasticjob.errors.CollectiveFailedError: x", "a.py:1"), "", id="or a network"),
+        pytest.param(raised("elasticjob.errors.WorldLostError: x", "a.py:1"), "", id="or a member"),
+        pytest.param(
+            raised("elasticjob.errors.ConfigurationError: x", "a.py:1"),
+            "elasticjob.errors.ConfigurationError",
+            id="a refusal",
+        ),
         pytest.param(raised("ValueError: x"), "", id="without a place"),
         pytest.param(fail(message="ValueError: x"), "", id="without a traceback"),
         pytest.param(raised("no error! at all", "a.py:1"), "", id="no type"),

@@ -20,6 +20,9 @@ from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.times import format_time
 
+REFUSED = api.Condition(
+    type="Degraded", status="True", reason="CreateForbidden", message="exceeded quota", last_transition_time=""
+)
 TRAINS = api.GoodputStatus(training=True, since=format_time(NOW - 300), training_seconds=300)
 
 
@@ -36,6 +39,7 @@ def sharer(
         capacity=fields.pop("capacity", None),
         progress=fields.pop("progress", None),
         start_time=fields.pop("start_time", None),
+        conditions=fields.pop("conditions", []),
     )
     pinned = fields.pop("pinned", False)
     job = Job(
@@ -102,6 +106,17 @@ def test_placed_pods_are_an_admission() -> None:
             id="not measured yet",
         ),
         pytest.param(sharer("a", 4, model=Model()), tuple(range(1, 9)), id="it never reports"),
+        pytest.param(sharer("a", 6, placed=4, conditions=[REFUSED]), (1, 2, 3, 4), id="a quota refuses two"),
+        pytest.param(
+            sharer(
+                "a", 6, placed=3, conditions=[REFUSED], spec={"elasticPolicy": {"replicaDiscreteValues": [2, 4, 6]}}
+            ),
+            (2, 3),
+            id="a quota refuses one of a legal size",
+        ),
+        pytest.param(sharer("a", 6, low=5, placed=3, conditions=[REFUSED]), (3,), id="a quota below its smallest size"),
+        pytest.param(sharer("a", 6, placed=0, conditions=[REFUSED]), (1,), id="a quota refuses all"),
+        pytest.param(sharer("a", 6, placed=4, conditions=[REFUSED], pinned=True), (4,), id="a quota, and pinned"),
     ],
 )
 def test_which_sizes_a_job_may_have_now(one: PooledJob, expected: tuple[int, ...]) -> None:
@@ -138,6 +153,13 @@ def test_pods_that_no_node_takes_are_no_reason_to_write_a_smaller_number() -> No
     )["ns", "a"]
     assert found.size == 0
     assert "no node had room for 2 more pods" in found.reason
+
+
+def test_a_job_that_a_quota_limits_does_not_grow_and_makes_room_for_others() -> None:
+    refused = sharer("a", 6, placed=4, conditions=[REFUSED], shared=0.5)
+    alone = rounds.share([refused], 8, Objective.GOODPUT, seconds=1.0, now=NOW)["ns", "a"]
+    assert (alone.size, alone.reason) == (0, rounds.REFUSED)
+    assert sizes(refused, sharer("b", low=2), capacity=4) == [2, 2]
 
 
 def test_who_is_nearly_done_comes_first() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from elasticjob.channel.place import Place
+from elasticjob.context import setup
 from elasticjob.context.context import Context, pass_over, read_context
 from elasticjob.context.network import find_interface, own_address, read_interfaces, set_interface
-from elasticjob.errors import ConfigurationError
+from elasticjob.errors import CollectiveFailedError, ConfigurationError
 from elasticjob.launch.preload import OWN_VARIABLES
 from worker.gang_helper import PROGRAMS, Member, clean_environment, run_gang
 
@@ -74,6 +75,22 @@ def test_a_world_that_does_not_come_is_one_error_soon(gang: list[Member]) -> Non
     assert "could not join the world at 127.0.0.1:1" in message
     assert "elasticjob doctor" in message
     assert seconds < 30
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ConnectionError, TimeoutError, dist.DistNetworkError])
+def test_a_network_that_fails_the_joining_of_a_world_is_no_mistake_of_the_script(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose script the runtime refuses twice has failed."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error("the client socket has timed out\nmore")
+
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    with pytest.raises(
+        CollectiveFailedError, match=r"could not join the world at .*: the client socket has timed out -"
+    ):
+        setup._join(read_context(LAUNCHED), "gloo", 1.0)
 
 
 @pytest.mark.parametrize(

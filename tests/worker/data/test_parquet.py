@@ -217,6 +217,26 @@ def test_what_cannot_be_read_is_named(folder: Path, path: Any, options: dict[str
         ParquetDataset(folder if path is None else path, **options)
 
 
+def test_a_store_that_does_not_answer_is_no_mistake_of_the_script(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """A job whose script the runtime refuses twice has failed."""
+
+    def fail(*_: object, **__: object) -> list[object]:
+        raise OSError("When reading: curl error 28: Timeout was reached\nmore")
+
+    class Fragment:
+        path = "a.parquet"
+        row_groups = property(fail)
+
+    told = "cannot be read as Parquet: When reading: .* reached$"
+    with pytest.raises(OSError, match=told):
+        parquet._list_rows(Fragment())
+    monkeypatch.setattr("pyarrow.dataset.dataset", fail)
+    with pytest.raises(OSError, match=told):
+        ParquetDataset(folder)
+
+
 def test_a_table_without_rows_and_one_that_changes(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     write(pa.table({"x": pa.array([], pa.int64())}), file)

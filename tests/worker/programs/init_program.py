@@ -11,7 +11,7 @@ import warnings
 import torch.distributed as dist
 
 import elasticjob
-from elasticjob.errors import BackendUnavailableError, ConfigurationError
+from elasticjob.errors import BackendUnavailableError, CollectiveFailedError, ConfigurationError
 from worker.programs.phases import run_phase
 from worker.programs.saying import say
 
@@ -70,7 +70,7 @@ def nobody() -> None:
     started = time.monotonic()
     try:
         elasticjob.init(timeout=2)
-    except ConfigurationError as error:
+    except CollectiveFailedError as error:
         say("nobody", [str(error), time.monotonic() - started])
 
 
