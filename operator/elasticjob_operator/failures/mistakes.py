@@ -24,7 +24,10 @@ _LONGEST = 1024  # characters of a line
 _FRAME = re.compile(r'^ *File "([^"\n]{1,512})", line (\d{1,9})', re.MULTILINE)
 _LIBRARY = re.compile(r"/(site-packages|dist-packages|lib/python\d\.\d+)/|^<")
 # What is outside of the program, and may be mended there: an older checkpoint would only lose steps.
-_MENDS = re.compile(r"OS|IO|EOF|SSL|HTTP|File|Pipe|Permission|Time|Connect|Network|Retry|Client|Memory|Dist|gaierror")
+_MENDS = re.compile(
+    r"OS|IO|EOF|SSL|HTTP|File|Pipe|Permission|Time|Connect|Network|Retry|Client|Memory|Dist|gaierror"
+    r"|CollectiveFailed|WorldLost"
+)
 
 
 def mistake_of(failures: Sequence[Failure]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob.context import backends, leaving, network
 from elasticjob.context.context import Context, current
-from elasticjob.errors import ConfigurationError
+from elasticjob.errors import CollectiveFailedError, ConfigurationError
 from elasticjob.torchcompat import xla
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def init(
     default the launcher's OMP_NUM_THREADS.
 
     An existing process group is described and left unchanged. Raises ConfigurationError for an invalid variable or
-    argument and if the world cannot be joined in time, BackendUnavailableError for a backend that cannot work here.
+    argument, CollectiveFailedError if the world cannot be joined in time, and BackendUnavailableError for a backend
+    that cannot work here.
     """
     import torch
     import torch.distributed as dist
@@ -154,7 +155,7 @@ def _join(here: Context, backend: str, timeout: float) -> None:
         dist.init_process_group(backend, timeout=limit)
     except (RuntimeError, ConnectionError, TimeoutError) as error:
         first_line = str(error).strip().partition("\n")[0]
-        raise ConfigurationError(
+        raise CollectiveFailedError(
             f"rank {here.rank} of {here.world_size} could not join the world at "
             f"{here.master_address}:{here.master_port} ({backend}): {first_line} -- Check that all ranks were "
             "started, and run `elasticjob doctor` in the pods: it tests names, ports and the network."

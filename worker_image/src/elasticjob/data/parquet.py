@@ -61,7 +61,7 @@ class ParquetDataset(Dataset[Any]):
 
     `window` is how many row groups are shuffled together; as many, and two more, are in the memory of each process that
     reads, at most. Needs pyarrow: `pip install elasticjob[parquet]`. Raises ConfigurationError where nothing can be
-    read, and for numbers that are missing.
+    read, and for numbers that are missing; OSError where a store does not answer.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ def shuffle_groups(rows: Sequence[int], window: int, generator: torch.Generator)
 
 
 def open_table(where: str | list[str], options: Mapping[str, Any]) -> Any:
-    """The `pyarrow.dataset.Dataset` of these files. Raises ConfigurationError."""
+    """The `pyarrow.dataset.Dataset` of these files. Raises ConfigurationError, or OSError of a store that is away."""
     try:
         from pyarrow import ArrowException, dataset
     except ImportError as error:
@@ -195,14 +195,20 @@ def open_table(where: str | list[str], options: Mapping[str, Any]) -> Any:
             raise ConfigurationError(f"{where}: no such file or folder.")
         return dataset.dataset(paths, format="parquet", partitioning="hive", filesystem=filesystem)
     except (ArrowException, OSError, ValueError, ImportError) as error:
-        raise ConfigurationError(f"{where}: cannot be read as Parquet: {_first_line(error)}") from error
+        raise _explain(where, error) from error
 
 
 def _list_rows(file: Any) -> list[int]:
     try:
         return [group.num_rows for group in file.row_groups]
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file.path}: cannot be read as Parquet: {_first_line(error)}") from error
+        raise _explain(file.path, error) from error
+
+
+def _explain(where: object, error: Exception) -> Exception:
+    """A store that does not answer is no mistake of the script."""
+    kind = OSError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else ConfigurationError
+    return kind(f"{where}: cannot be read as Parquet: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:
