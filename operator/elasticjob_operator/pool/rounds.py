@@ -109,7 +109,7 @@ def _share(
 
 
 def _judge(one: PooledJob, request: Request, grant: Grant, objective: Objective) -> Verdict:
-    if one.is_refused:
+    if one.is_refused and grant.size in (0, request.sizes[-1]):
         return Verdict(0, REFUSED, behind=request.behind_seconds)
     reason = _why_held(one, grant) or describe(grant, request, objective)
     capacity = one.job.status.capacity
@@ -183,19 +183,21 @@ def _find_rest(one: PooledJob, request: Request) -> float | None:
 def find_sizes(one: PooledJob, now: float) -> tuple[int, ...]:
     """The sizes that the job may have now, ascending.
 
-    One that is new begins with its smallest; one that does not train, or that is pinned, keeps its own.
+    One that is new begins with its smallest; one that does not train, or that is pinned, keeps its own. One of which
+    the API server takes no more pods may shrink for others.
     """
     status, held = one.job.status, one.size
-    if one.is_refused:
-        return (max(1, one.placed),)
+    most = max(1, one.placed) if one.is_refused else None
     if one.job.is_pinned and one.spec.replicas:
-        return (one.spec.replicas,)
+        return (most or one.spec.replicas,)
     elastic = one.spec.elastic_policy
     low, high = one.spec.min_replicas, one.spec.max_replicas
     sizes: Sequence[int] = range(low, high + 1, elastic.replica_increment_step or 1)
     if elastic.replica_discrete_values:
         sizes = sorted({size for size in elastic.replica_discrete_values if low <= size <= high}) or (low,)
-    if held and status.capacity is not None and status.capacity.withdrawn:
+    if most is not None:
+        sizes = (*(size for size in sizes if size < most), most)
+    elif held and status.capacity is not None and status.capacity.withdrawn:
         sizes = _at_most(sizes, held - status.capacity.withdrawn)
     if not held:
         return (sizes[0],)
