@@ -26,7 +26,7 @@ KINDS: Final = {
 OF_KUBERNETES: Final = {
     "ContainerCreating", "ContainerStatusUnknown", "ErrImageNeverPull", "ErrImagePull", "FallbackToLogsOnError",
     "IfNotPresent", "ImagePullBackOff", "InvalidImageName", "NodeAffinity", "NodeLost", "NodeShutdown", "NotIn",
-    "CreateContainerError", "PodInitializing", "RuntimeDefault",
+    "CreateContainerError", "FailedScheduling", "PodInitializing", "RuntimeDefault",
 }  # fmt: skip
 OF_TORCH: Final = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 OF_SPECS: Final = {"FailJob", "RestartIgnoreBudget"}
