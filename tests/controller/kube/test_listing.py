@@ -7,16 +7,17 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
-from elasticjob_operator.kube.client import LARGEST_BYTES
+from elasticjob_operator.kube.client import LARGEST_BYTES, Api
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.listing import METADATA_LIST, Listing
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import ApiError, no_reply
 
 pytestmark = pytest.mark.timeout(60)
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -153,6 +154,29 @@ async def test_a_server_that_never_answers_in_time_is_not_asked_for_ever(tmp_pat
     async with answering(sleep, tmp_path, timeout=0.1) as api:
         with pytest.raises(ApiError, match="TimeoutError"):
             await Listing(api, "/api/v1/pods", Intake()).read(lambda item: None)
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        pytest.param(TimeoutError(), [500, 125, 31, 7, 1], id="too slow"),
+        pytest.param(aiohttp.SocketTimeoutError(), [500, 125, 31, 7, 1], id="too slow within its answer"),
+        pytest.param(aiohttp.ConnectionTimeoutError(), [500], id="away"),
+        pytest.param(aiohttp.ServerDisconnectedError(), [500], id="gone"),
+    ],
+)
+async def test_a_server_that_takes_no_connection_is_not_asked_for_less(error: Exception, asked: list[int]) -> None:
+    """Each smaller page would wait for a connection as long as the first."""
+    limits = list[int]()
+
+    class Away:
+        async def fetch(self, path: str, query: Mapping[str, str], accept: str) -> bytearray:
+            limits.append(int(query["limit"]))
+            raise no_reply(path, error) from error
+
+    with pytest.raises(ApiError):
+        await Listing(cast("Api", Away()), "/api/v1/pods", Intake()).read(lambda item: None)
+    assert limits == asked
 
 
 async def test_the_metadata_alone_may_be_enough(tmp_path: Path) -> None:

@@ -345,6 +345,11 @@ def started_with(**fields: Any) -> dict[str, Any]:
     return plan(Seen(job=read(make_spec(**fields)), now=NOW)).status.dump()
 
 
+def with_cpus(amount: str) -> dict[str, Any]:
+    """A template whose trainer has so many."""
+    return {"spec": {"containers": [{"name": "worker", "image": "a", "resources": {"limits": {"cpu": amount}}}]}}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
@@ -379,6 +384,25 @@ def test_cpus_that_only_the_pods_know_are_no_number_that_is_held() -> None:
     assert job.spec is not None
     assert job.spec.nproc_per_node == "cpu", "the next pods, too, take those that they are given"
     assert not condition(job, "Warning")
+
+
+@pytest.mark.parametrize(
+    ("before", "processes"),
+    [
+        pytest.param({"nprocPerNode": "cpu"}, 4, id="that only the pods knew"),
+        pytest.param({"nprocPerNode": "cpu", "template": with_cpus("1")}, 1, id="of the template"),
+        pytest.param({"nprocPerNode": 1}, 1, id="a number"),
+    ],
+)
+def test_cpus_that_are_added_to_the_template_wait_and_the_world_keeps_its_processes(
+    before: dict[str, Any], processes: int
+) -> None:
+    status = started_with(**before) | {"nprocPerNode": processes}
+    job = read(make_spec(nprocPerNode="cpu", template=with_cpus("8")), status)
+    assert job.spec is not None
+    assert job.spec.nproc_per_node == processes
+    assert f"nprocPerNode (now {processes}) waits" in (condition(job, "Warning") or ("", "", ""))[2]
+    assert plan(Seen(job=job, now=NOW)).status.nproc_per_node == processes
 
 
 def test_a_change_takes_effect_when_the_job_is_resumed() -> None:

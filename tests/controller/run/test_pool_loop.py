@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,14 @@ GPU = "nvidia.com/gpu"
 POOLS = (Pool("default", GPU),)
 KEY = ("team", "digits")
 STARTS, WAITS = "starts with 2 pods", "waits for 2 free devices, which its smallest size needs"
-NODE = {
-    "metadata": {"name": "node0"},
-    "status": {"allocatable": {GPU: "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
-}
+
+
+def with_gpus(allocatable: str) -> dict[str, Any]:
+    """The status of a node."""
+    return {"allocatable": {GPU: allocatable}, "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+NODE = {"metadata": {"name": "node0"}, "status": with_gpus("4")}
 
 
 def raw_job(uid: str = "job-1") -> dict[str, Any]:
@@ -59,9 +64,9 @@ def raw_pod(namespace: str, job: str, job_uid: str, *, owned: bool = True, gpus:
     }
 
 
-def make_cache(kind: type[Cache] = Cache) -> Cache:
+def make_cache(kind: type[Cache] = Cache, pools: tuple[Pool, ...] = POOLS) -> Cache:
     """With the job and the node."""
-    share, devices = (functools.partial(find, POOLS) for find in (find_share, find_devices))
+    share, devices = (functools.partial(find, pools) for find in (find_share, find_devices))
     cache = kind(lambda key: None, find_share=share, find_devices=devices)  # type: ignore[arg-type]
     cache.put_node(NODE)
     cache.put_job(raw_job())
@@ -86,10 +91,10 @@ async def refuse(token: str, address: str) -> auth.Refusal:
     return auth.Refusal(401, token)
 
 
-async def find_reason(cache: Cache, directory: Path) -> str:
+async def find_reason(cache: Cache, directory: Path, pools: tuple[Pool, ...] = POOLS) -> str:
     async with answering(list_nothing, directory) as api:
         hub = Hub(authenticate=refuse, wake=lambda key: None)
-        loop = PoolLoop(api, cache, hub, Intake(), lambda key: None, Options(pools=POOLS))
+        loop = PoolLoop(api, cache, hub, Intake(), lambda key: None, Options(pools=pools))
         await loop.decide()
     decision = loop.find_decision(KEY)
     assert decision is not None
@@ -167,6 +172,64 @@ async def test_a_job_whose_pods_a_quota_refuses_takes_no_more_than_its_pods(
     cache.put_pod(raw_pod("evil", KEY[1], "job-2", gpus="1"))
     assert cache.jobs["evil", KEY[1]][0].is_pinned
     assert await find_reason(cache, tmp_path) == told
+
+
+@pytest.mark.parametrize(
+    ("pools", "allocatable", "expected"),
+    [
+        pytest.param(POOLS, "4", 3, id="what it holds"),
+        pytest.param(POOLS, "2", 2, id="at most what the node has"),
+        pytest.param(POOLS, "0", 4, id="a device plugin begins again"),
+        pytest.param((Pool("other", GPU, {"pool": "other"}), *POOLS), "8", 4, id="a node of another pool"),
+    ],
+)
+async def test_how_many_devices_a_pod_of_a_job_has(
+    pools: tuple[Pool, ...], allocatable: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its node tells nothing, its template does, up to what a node of the pool has."""
+    cache, seen = make_cache(pools=pools), dict[tuple[str, str], int]()
+    labels = {"pool": "other"}
+    cache.put_node({**NODE, "metadata": {"name": "node1", "labels": labels}, "status": with_gpus(allocatable)})
+    job = raw_job()
+    job["metadata"]["resourceVersion"] = "2"
+    job["spec"]["template"]["spec"]["nodeSelector"] = {"pool": "default"}
+    job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU] = "6"
+    cache.put_job(job)
+    cache.put_pod(with_spec(raw_pod(*KEY, "job-1"), nodeName="node1"))
+    original = rounds.share
+
+    def share(jobs: Sequence[rounds.PooledJob], *args: Any, **more: Any) -> Any:
+        seen.update((one.job.key, one.devices) for one in jobs)
+        return original(jobs, *args, **more)
+
+    monkeypatch.setattr(rounds, "share", share)
+    await find_reason(cache, tmp_path, pools)
+    assert seen == {KEY: expected}
+
+
+async def test_a_quota_that_refuses_pods_is_news_for_the_pool(tmp_path: Path) -> None:
+    """And so is that it refuses none any more, though no pod has come or gone."""
+    cache = make_cache()
+    degraded = {"type": "Degraded", "status": "True", "reason": "CreateForbidden", "message": "exceeded quota"}
+    async with answering(list_nothing, tmp_path) as api:
+        loop = PoolLoop(
+            api,
+            cache,
+            Hub(authenticate=refuse, wake=lambda key: None),
+            Intake(),
+            lambda key: None,
+            Options(pools=POOLS),
+        )
+        await loop.decide()
+        for version, status in (("2", "True"), ("3", "False")):
+            job = raw_job() | {"status": {"conditions": [degraded | {"status": status}]}}
+            job["metadata"]["resourceVersion"] = version
+            cache.put_job(job)
+            loop.notice(KEY)
+            assert await loop._has_changed()
+            await loop.decide()
+            loop.notice(KEY)
+            assert not await loop._has_changed()
 
 
 class Poisoned(Cache):

@@ -741,3 +741,5 @@ def test_a_rule_of_the_job_decides_what_a_refusal_means() -> None:
     for step in (10, 50, 90):
         refuse(cluster, step)
     cluster.run_until(lambda: cluster.trains)
+    told = [one for one in cluster.told.values() if isinstance(one, wire.World)]
+    assert told and not any(one.repeats for one in told), "no older save mends a script that trains in between"
