@@ -102,7 +102,10 @@ class PoolLoop:
         """What a round depends on, except for the reports."""
         status = job.status
         placed = sum(1 for pod in self._cache.pods(job.key) if pod.node and pod.live)
-        return (job.uid, job.generation, status.goodput.training, status.rendezvous.world_size, status.capacity, placed)
+        degraded = status.condition("Degraded")  # as its API server refuses pods of it
+        told = None if degraded is None else (degraded.status, degraded.reason)
+        world = status.rendezvous.world_size
+        return (job.uid, job.generation, status.goodput.training, world, status.capacity, placed, told)
 
     def find_decision(self, key: JobKey) -> PoolDecision | None:
         """The last decision for this job; None if it shares no pool."""
@@ -226,13 +229,19 @@ class PoolLoop:
     def _observe(self, job: Job, spec: api.Spec, pool: Pool, memory: _Memory) -> rounds.PooledJob:
         known = self._cache.nodes
         pods = [p for p in self._cache.pods(job.key) if p.job_uid == job.uid and p.node in known and p.live]
-        # Whoever may create pods puts one on a node, whatever it asks for: it gets what the node has at most.
-        taken = [min(capacity.count_held(pod, pool.resource), known[pod.node].share.devices) for pod in pods]
+        here = [known[pod.node].share for pod in pods]
+        # Whoever may create pods puts one on a node, whatever it asks for: it gets what the node has at most, and
+        # nothing of the pool on a node of another one.
+        taken = [
+            min(capacity.count_held(pod, pool.resource), share.devices)
+            for pod, share in zip(pods, here, strict=True)
+            if share.pool == pool.name
+        ]
         wanted = capacity.count_devices(spec.template.get("spec") or {}, pool.resource)
-        if not pods and job.status.rendezvous.members:  # it has its size, whatever its template has become
+        if pods or job.status.rendezvous.members:  # it has its size, whatever its template has become
             wanted = min(wanted, capacity.find_largest(pool, known.values()))
-        devices = max(1, *taken) if taken else max(1, wanted)
-        rates = [known[pod.node].share.device_rate for pod in pods]
+        devices = max(taken) if any(taken) else max(1, wanted)  # a node has none while its device plugin begins again
+        rates = [share.device_rate for share in here]
         return rounds.PooledJob(
             job,
             spec,
