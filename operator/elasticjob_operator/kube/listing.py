@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
+
 from elasticjob_operator.kube.client import Api, decode_body
 from elasticjob_operator.kube.intake import Intake, name_of
 from elasticjob_operator.rest.errors import ApiError, UnreadableError
@@ -85,7 +87,7 @@ class Listing:
                 try:
                     await self._decode(page, take, taken, most)
                 except ApiError as error:
-                    is_late = page.limit > 1 and isinstance(error.__cause__, TimeoutError)
+                    is_late = page.limit > 1 and _is_slow(error.__cause__)
                     if not (is_late or isinstance(error, UnreadableError)):
                         raise
                     page.stop()
@@ -147,6 +149,11 @@ class Listing:
 
     def _skip(self, why: str, item: Raw) -> None:
         self.intake.skip(resource_name(self.path), name_of(item), "Unreadable", why)
+
+
+def _is_slow(cause: BaseException | None) -> bool:
+    """Whether a smaller page may come in time. A server that takes no connection is away."""
+    return isinstance(cause, TimeoutError) and not isinstance(cause, aiohttp.ConnectionTimeoutError)
 
 
 def _cut(page: bytearray) -> bytearray:
