@@ -69,6 +69,7 @@ class Basis:
     size: own_size.Evidence
     template: api.TemplateStatus | None
     in_force: api.InForceStatus | None
+    processes: int | None
     written: object
 
 
@@ -102,6 +103,7 @@ def read_asked(
         size=own_size.find_evidence(metadata),
         template=status.template,
         in_force=status.in_force,
+        processes=status.nproc_per_node,
         written=written,
     )
     # Nobody has checked how deep an invalid one is, which is compared with nothing.
@@ -354,10 +356,12 @@ def keep_in_force(spec: api.Spec, status: api.Status) -> tuple[api.Spec, tuple[N
     held = status.in_force
     if held is None or status.is_fresh:
         return spec, ()
-    was, changed, nproc = held.rendezvous, [], spec.nproc_per_node
-    if podtemplate.resolve_nproc(nproc, spec.template) != held.nproc_per_node:
-        nproc = held.nproc_per_node
-        changed.append(f"nprocPerNode (now {held.nproc_per_node})")
+    was, changed, nproc, number = held.rendezvous, [], spec.nproc_per_node, held.nproc_per_node
+    if nproc == "cpu" and number == 1 and not podtemplate.leaves_nproc_to_pods(nproc, spec.template):
+        number = status.nproc_per_node or 1  # that of the pods, if the template named no CPU when the job started
+    if podtemplate.resolve_nproc(nproc, spec.template) != number:
+        nproc = number
+        changed.append(f"nprocPerNode (now {number})")
     for name in ("backend", "endpoint", "conf"):
         now = getattr(was, name)
         if (getattr(spec.rendezvous, name) or None) != (now or None):
