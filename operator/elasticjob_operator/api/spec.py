@@ -274,7 +274,7 @@ class Spec(Model):
     nproc_per_node: Annotated[int | str, _NPROC] = Field(
         default="auto",
         description="Worker processes per pod: auto (the accelerators of the trainer, else 1), cpu (those of the "
-        "trainer, or of its node if it has no limit), gpu or a number, at most 1024.",
+        "trainer, or of its node if it names none), gpu or a number, at most 1024.",
         json_schema_extra=schema_of_number_or("auto", "cpu", "gpu", least=1, most=MOST_PROCESSES),
     )
     rendezvous: Rendezvous = Field(default_factory=Rendezvous, description=(Rendezvous.__doc__ or ""))
