@@ -108,8 +108,9 @@ def checkpoints(
         job = await client.get(name)
         url = find_url(job, push=action == "push")
         if needs_pod(job, url, has_credentials=credentials is not None):
-            pod = next((one for one in await client.pods(name) if one.phase == "Running" and one.started), None)
-            if pod is not None and action != "push":
+            pods = [] if action == "push" else await client.pods(name)
+            pod = next((one for one in pods if one.phase == "Running" and one.started), None)
+            if pod is not None:
                 return await _run_inside(client, job, pod, url, action, folder, more)
             if url.startswith("file:"):
                 raise common.Failure(_explain(job, url, action))
