@@ -20,6 +20,7 @@ from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.rest.errors import ApiError
 
@@ -99,6 +100,30 @@ async def test_thousands_of_deletions_are_begun_as_their_turns_come(tmp_path: Pa
         await applier.recorder.close()
     assert len(begun) == 500, "one that is refused does not keep the others"
     assert max(begun) < 250
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, ["DeletedByForce"]), (403, []), (404, ["DeletedByForce"])])
+async def test_a_pod_that_the_api_server_does_not_delete_is_not_told_as_deleted(
+    status: int, told: list[str], tmp_path: Path
+) -> None:
+    """It would be told again with each attempt, for hours."""
+    server, events = Server(), list[str]()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/events"):
+            events.append((await request.json())["reason"])
+        if request.method == "DELETE":
+            return web.json_response({"kind": "Status", "reason": "x", "code": status}, status=status)
+        return await server.answer(request)
+
+    gone = Deletion("digits-worker-0", "u0", "its node does not respond", force=True)
+    plan = Plan(TRAINS.status, delete=(gone,), events=(Event("DeletedByForce", "digits-worker-0", warning=True),))
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        await applier.apply(TRAINS, "1", plan, 0.0)
+        await applier.recorder.close()
+    assert events == told
 
 
 REFUSALS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid", 500: "InternalError"}
