@@ -115,7 +115,7 @@ def _tell_forced(seen: Seen, made: Plan) -> tuple[reporting.Event, ...]:
         f"{first_ones}{more}: its node or its processes do not respond, so the pod is deleted by force; a process that "
         "waits for a disk may go on there and hold its devices: look at the node before you trust it again"
     )
-    return (reporting.Event("DeletedByForce", message, warning=True),)
+    return (reporting.Event(reporting.FORCED, message, warning=True),)
 
 
 def _warn(seen: Seen, config: Config, made: Plan) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
@@ -29,6 +29,8 @@ from elasticjob_operator.times import format_time, parse_time
 PROGRESS_SECONDS = 10.0
 MOST_REASON, MOST_MESSAGE = 1024, 4096  # characters of a condition
 MOST_SECONDS = 2**53  # that a status can hold
+
+FORCED: Final = "DeletedByForce"  # an event that is told once the API server has deleted the pods
 
 Truth = Literal["True", "False", "Unknown"]
 
