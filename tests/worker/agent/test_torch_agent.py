@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,11 @@ GLOO = "RuntimeError: [.../gloo/transport/tcp/pair.cc:553] Connection closed by 
             id="a lost world",
         ),
         pytest.param([(-signal.SIGTERM, "", 4), (1, GLOO, 5)], 1, id="stopped by torch"),
+        pytest.param([(143, "", 4), (1, GLOO, 5)], 1, id="stopped by torch, with a handler of its own"),
+        pytest.param([(-signal.SIGKILL, "", 36), (1, GLOO, 5)], 1, id="killed by torch, as it did not stop"),
+        pytest.param([(-signal.SIGKILL, "", 36), (3, "", 6)], 1, id="killed by torch after an exit"),
+        pytest.param([(-signal.SIGKILL, "", 11), (1, GLOO, 5)], 0, id="killed, and seen at a slow agent's next look"),
+        pytest.param([(1, GLOO, 0), (-signal.SIGKILL, "", 36)], 1, id="killed, beside one of no known time"),
         pytest.param([(1, "ValueError: bad", 5), (1, "KeyError: bad", 6)], 0, id="the first of two"),
         pytest.param([(1, GLOO, 6), (1, GLOO, 5)], 1, id="only lost peers"),
         pytest.param([(-signal.SIGABRT, "", 5), (1, "ValueError: bad", 6)], 1, id="aborted, as NCCL's watchdog does"),
@@ -102,6 +108,23 @@ def test_a_part_of_an_error_file_is_none(
     found = torch_agent.find_failure(cast(Any, object()), generation=2, first_rank=0)
     assert found is not None
     assert (found.exit_code, found.signal, found.message) == (139, "SIGSEGV", message)
+
+
+def test_whom_the_agent_kills_has_not_failed_unless_it_had_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 waits in the destructors of a process that has raised, and rank 2 has ended before."""
+    file = tmp_path / "error.json"
+    file.write_text(ERROR)
+    codes: dict[int, int | None] = {0: None, 1: None, 2: 3}
+    processes = {rank: SimpleNamespace(pid=100 + rank, poll=lambda rank=rank: codes[rank]) for rank in codes}
+    signalled = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: signalled.append((pid, number)))
+    monkeypatch.setattr(elastic_agent, "find_processes", lambda _: processes)
+    monkeypatch.setattr(elastic_agent, "find_error_files", lambda _: {0: str(tmp_path / "none"), 1: str(file)})
+    assert torch_agent.kill(cast(Any, object())) == {100}
+    assert signalled == [(100, signal.SIGKILL), (101, signal.SIGKILL)]
+    assert torch_agent.kill(None) == set()
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ class Executor:
                 if not torch_agent.has_workers(self.agent):
                     self.post(events.Stopped(self._find_failure()))
             case events.Kill():
-                torch_agent.kill(self.agent)
+                self.workers.killed |= torch_agent.kill(self.agent)
                 self.post(events.Stopped(self._find_failure()))
             case events.KillProcesses(but):
                 self.workers.kill_all(but)

@@ -259,7 +259,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         if error is None:
             self.executor.end(wire.SUCCEEDED)
         elif isinstance(error, ChildFailedError):
-            failure = torch_agent.choose_first(error.failures.values())
+            killed, failures = self.executor.workers.killed, list(error.failures.values())
+            failure = torch_agent.choose_first([one for one in failures if one.pid not in killed] or failures)
             self.executor.end(wire.FAILED, torch_agent.describe(failure, *self.executor.find_place()))
         elif self._terminated or (isinstance(error, SystemExit) and state.published.phase != wire.RUNNING):
             self.executor.end(state.published.phase)

@@ -30,6 +30,7 @@ _OF_A_PEER = re.compile(
 )
 _REFUSAL = re.compile(r"elasticjob\.errors\.(Configuration|StepsDiffer|CollectiveMismatch|BufferTouched)Error\b")
 _EXITED_ON_REQUEST = 128 + signal.SIGTERM  # by a handler of its own
+_KILLED_BY_TORCH_SECONDS = 20  # after 30 it kills who has not heeded SIGTERM; how others ended is seen before
 
 
 def local_world_size(agent: SimpleElasticAgent) -> int:
@@ -60,11 +61,20 @@ def terminate(agent: SimpleElasticAgent | None) -> None:
                 os.kill(pid, signal.SIGTERM)
 
 
-def kill(agent: SimpleElasticAgent | None) -> None:
-    """Send SIGKILL to the process group of every running worker."""
-    for process in _find_running(agent):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+def kill(agent: SimpleElasticAgent | None) -> set[int]:
+    """Send SIGKILL to the process group of every running worker.
+
+    Returns the pids of those for which that is no failure of their own: who has raised was already exiting.
+    """
+    raised = {} if agent is None else elastic_agent.find_error_files(agent)
+    killed = set()
+    for local_rank, process in ({} if agent is None else elastic_agent.find_processes(agent)).items():
+        if process.poll() is None:
+            if not _is_whole(raised.get(local_rank, "")):
+                killed.add(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return killed
 
 
 def _find_running(agent: SimpleElasticAgent | None) -> list[Any]:
@@ -102,13 +112,27 @@ def choose_first(failures: Iterable[Any]) -> Any:
 
     torch knows only whole seconds, and a worker that has lost a peer tells it before anybody sees how that peer ended.
     """
-    return min(failures, key=lambda one: (_judge_end(one), getattr(one, "timestamp", 0)))
+    found = list(failures)
+    known = [at for one in found if (at := _find_time(one)) > 0]
+    late = min(known, default=0) + _KILLED_BY_TORCH_SECONDS
+
+    def judge(one: Any) -> tuple[int, float]:
+        at = _find_time(one)
+        return 4 if find_code(one) == -signal.SIGKILL and at >= late else _judge_end(one), at
+
+    return min(found, key=judge)
+
+
+def _find_time(failure: Any) -> float:
+    """When a worker failed, in seconds since the epoch; 0 if torch does not say it."""
+    at = getattr(failure, "timestamp", 0)
+    return at if isinstance(at, int | float) else 0
 
 
 def _judge_end(failure: Any) -> int:
     """How likely this is the consequence of another worker's failure: 0 if it cannot be."""
     code = find_code(failure)
-    if code == -signal.SIGTERM:  # torch sends it to the rest when one has failed
+    if code in (-signal.SIGTERM, _EXITED_ON_REQUEST):  # torch sends it to the rest when one has failed
         return 4
     if code == -signal.SIGABRT:  # gloo ends one process so, and the others lose it; NCCL's watchdog those that do
         return 2
