@@ -251,6 +251,9 @@ def test_whatever_a_script_raises_at_what_a_loss_has_left_is_no_mistake_of_its_o
     """A check of the gradients, or the script's own words instead of the error of a collective."""
     agent, norms = train(tmp_path, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage", RAISES=error)
     assert sorted(agent.ended) == [-9, 0, 0]
+    causes = [one["error"] for one in agent.history if one.get("error")]
+    assert causes
+    assert not [one for one in causes if "backward pass has failed" in one or "loss has diverged" in one], causes
     check(norms, undisturbed("plain"))
 
 

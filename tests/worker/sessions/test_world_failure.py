@@ -9,9 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elasticjob.errors import BufferTouchedError, CollectiveFailedError, ConfigurationError, WorldLostError
+from elasticjob.errors import (
+    BufferTouchedError,
+    CollectiveFailedError,
+    ConfigurationError,
+    StepsDifferError,
+    WorldLostError,
+)
 from elasticjob.sessions import process_groups
-from elasticjob.sessions.process_groups import is_world_failure
+from elasticjob.sessions.process_groups import find_cause, is_world_failure
 from elasticjob.torchcompat import failures
 from worker.gang_helper import PROGRAMS, run_gang
 
@@ -69,6 +75,28 @@ SCRIPTS = [
 @pytest.mark.parametrize("error", SCRIPTS, ids=lambda error: f"{type(error).__name__}: {str(error)[:40]}")
 def test_a_mistake_of_the_script_is_raised(error: Exception) -> None:
     assert not is_world_failure(error, lambda: False)
+
+
+LOST = CollectiveFailedError("Connection closed by peer")
+OWN = ValueError("the loss has diverged")
+ASSERTED = RuntimeError("CUDA error: device-side assert triggered")
+
+
+@pytest.mark.parametrize(
+    ("error", "noted", "cause"),
+    [
+        pytest.param(LOST, None, LOST, id="a collective"),
+        pytest.param(OWN, LOST, LOST, id="own words: they are not told to the operator as the cause"),
+        pytest.param(WorldLostError("a collective of this step has failed"), LOST, LOST, id="the fence's words"),
+        pytest.param(OWN, None, None, id="a mistake"),
+        pytest.param(ASSERTED, ASSERTED, None, id="the device, in a whole world"),
+        pytest.param(OWN, ASSERTED, None, id="own words after that"),
+        pytest.param(LOST, ASSERTED, LOST, id="a collective after that"),
+        pytest.param(StepsDifferError("rank 1 has left block 6"), LOST, None, id="what the ranks find out"),
+    ],
+)
+def test_what_says_that_the_world_is_lost(error: Exception, noted: Exception | None, cause: Exception | None) -> None:
+    assert find_cause(error, noted, lambda one: is_world_failure(one, lambda: False)) is cause
 
 
 def test_a_mistake_in_a_lost_world_is_judged_in_the_next() -> None:

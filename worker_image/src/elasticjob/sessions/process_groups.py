@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from elasticjob import env
 from elasticjob.channel.place import Place
-from elasticjob.errors import CollectiveFailedError, WorldLostError
+from elasticjob.errors import CollectiveFailedError, ElasticJobError, WorldLostError
 from elasticjob.protocol import store, wire
 from elasticjob.sessions.endings import Endings
 from elasticjob.torchcompat import devices, failures, groups, nccl, sockets, threads, waits
@@ -225,6 +225,19 @@ def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:
     if not isinstance(error, RuntimeError | OSError):
         return False
     return is_lost() or (not failures.can_be_recognized() and _comes_true(is_lost, _WORD_SECONDS))
+
+
+def find_cause(error: Exception, noted: Exception | None, is_failure: Callable[[Exception], bool]) -> Exception | None:
+    """What says that the world is lost, if a script's block has ended with `error` for that reason.
+
+    If a collective of the block has failed, `noted`, what the script makes of it has any form: words of its own instead
+    of the error, or a mistake at values that never came. One that was there anyway is raised again in the next world.
+    What was noted may also be an error of the device in a whole world. The runtime's own errors are no consequence: who
+    finds out that ranks differ ends the waits of this one itself.
+    """
+    if isinstance(error, ElasticJobError) and not is_failure(error):
+        return None
+    return next((one for one in (noted, error) if one is not None and is_failure(one)), None)
 
 
 def _comes_true(is_lost: Callable[[], bool], seconds: float) -> bool:

@@ -30,14 +30,14 @@ from elasticjob.channel import completion, control, progress
 from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
-from elasticjob.errors import ConfigurationError, ElasticJobError, StepsDifferError, WorldLostError
+from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
 from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import check_layers, hook
-from elasticjob.sessions.process_groups import ProcessGroups, first_line
+from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
 from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
@@ -176,9 +176,7 @@ class Session:
         self._aside = Early(model if can_go_back else None, ())  # the same in a block between two steps
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
-        self._adviser = Adviser(
-            extras, lasting, self._memory.knows, lambda: self.rank == 0, self._memory.read_all_groups
-        )
+        self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0, self._memory.read_groups)
         self._block: Block | None = None  # between two steps, of the script's
         self._left_by: str | None = None  # the exception that has ended the last block, but not what it holds
         self._went_back = False  # to a step before the last one, in the same world
@@ -407,20 +405,16 @@ class Session:
             yield
         except Exception as error:
             self._worlds.interrupter.allowed = False
-            if not self._worlds.can_change or not self._is_consequence(error, self._fence.failure):
+            cause = self._find_cause(error, self._fence.failure)
+            if cause is None:
                 raise
-            self._break(error)
+            self._break(cause)
         finally:
             self._worlds.interrupter.allowed = False
 
-    def _is_consequence(self, error: Exception, failure: Exception | None) -> bool:
-        """Whether the world is lost, and the script's block has ended with `error` for that reason.
-
-        If a collective of the block has failed, what the script makes of it has any form: words of its own instead of
-        the error, or a mistake at values that never came. One that was there anyway is raised again in the next world.
-        The runtime's own errors are never that: who finds out that ranks differ ends the waits of this one itself.
-        """
-        return self._worlds.is_failure(error) or (failure is not None and not isinstance(error, ElasticJobError))
+    def _find_cause(self, error: Exception, failure: Exception | None) -> Exception | None:
+        """What says that the world is lost, if the script's block has ended with `error` for that reason."""
+        return find_cause(error, failure, self._worlds.is_failure) if self._worlds.can_change else None
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[Block]:
@@ -447,10 +441,11 @@ class Session:
             block.is_whole = True
         except Exception as error:
             self._worlds.interrupter.allowed = False
-            if not self._worlds.can_change or not self._is_consequence(error, block.failure):
+            cause = self._find_cause(error, block.failure)
+            if cause is None:
                 raise
-            logger.warning("After step %d: the world broke (%s).", self.committed, first_line(error))
-            self._worlds.break_off(error)
+            logger.warning("After step %d: the world broke (%s).", self.committed, first_line(cause))
+            self._worlds.break_off(cause)
             self._buffers.take_back()
             if not self._aside.take_back():
                 self._memory.note_torn()
