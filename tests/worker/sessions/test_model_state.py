@@ -6,11 +6,13 @@ import copy
 
 import pytest
 import torch
+import torch._dynamo.config
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessions.model_state import ReplicatedModelState, check_layers
+from elasticjob.torchcompat import ddp
 from elasticjob.torchcompat.wrappers import unwrap
 
 
@@ -101,3 +103,19 @@ def test_synchronized_batch_norm_on_the_cpu_is_refused_in_words() -> None:
     with pytest.raises(ConfigurationError, match=r"'1' is a SyncBatchNorm.*virtual_ranks"):
         check_layers(module)
     check_layers(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))
+
+
+@pytest.mark.parametrize("mode", ["ddp_optimizer", "python_reducer"])
+def test_a_ddp_that_is_let_go_of_hears_of_no_later_pass(mode: str) -> None:
+    """With torch's reducer in Python, DDP has hooks of its own, which reduce in a group that has ended."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        module = torch.nn.Linear(2, 1)
+        with torch._dynamo.config.patch(optimize_ddp=mode):
+            kept = ddp.make_ddp(module, None, sync=False)
+        kept(torch.ones(1, 2)).sum().backward()
+        ddp.release(kept)
+    finally:
+        dist.destroy_process_group()
+    module(torch.ones(1, 2)).sum().backward()
+    assert module.weight.grad is not None and module.weight.grad.tolist() == [[2, 2]]

@@ -36,6 +36,8 @@ def release(model: DistributedDataParallel) -> None:
     """
     if RELEASE.holds():
         model._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+    for one in getattr(model, "_accum_grad_hooks", ()):  # of torch's reducer in Python, for compiled autograd
+        one.remove()
 
 
 RELEASE = Probe(
