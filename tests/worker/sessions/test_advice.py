@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions.advice import check_sampler, judge_loader, judge_schedules
+from elasticjob.sessions.advice import Adviser, check_sampler, judge_loader, judge_schedules
 from worker.gang_helper import PROGRAMS, run_gang
 
 DATA = TensorDataset(torch.ones(8, 1))
@@ -86,3 +86,26 @@ def test_samplers_of_loaders(loader: object, sampler: object, is_refused: bool) 
 )
 def test_schedules(before: Mapping[str, int], now: Mapping[str, int], told: bool) -> None:
     assert bool(judge_schedules(before, now)) is told
+
+
+@pytest.mark.parametrize(
+    ("before", "added", "told"),
+    [
+        pytest.param([["a"]], ["b"], False, id="known"),
+        pytest.param([["a"]], ["b", ""], True, id="not known"),
+        pytest.param([[""]], ["b"], False, id="known, beside one that was there"),
+    ],
+)
+def test_groups_that_are_added(
+    before: list[list[str]], added: list[str], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
+    groups = {"": before}
+    adviser = Adviser({}, [optimizer], lambda _: True, lambda: True, lambda: groups)
+    adviser.begin(1)
+    optimizer.add_param_group({"params": [torch.ones(1)]})
+    groups[""] = [*before, added]
+    with caplog.at_level("WARNING", "elasticjob"):
+        adviser.begin(1)
+    adviser.close()
+    assert ("another parameter group" in caplog.text) is told

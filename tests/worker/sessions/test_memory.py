@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from elasticjob.sessions import model_state
+from elasticjob.sessions import late_groups, model_state
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.recovery import StateLostError
@@ -274,3 +275,53 @@ def test_an_optimizer_that_no_scaler_has_skipped_was_still_to_come(skips: bool) 
     apply(second, scalers[1])
     memory.take_back(1, True, False, was_skipped=True)
     assert memory.committed == 2, "both have stepped, or were skipped"
+
+
+def make_optimizer() -> tuple[torch.optim.Optimizer, torch.nn.Sequential]:
+    """One that trains the first of two layers."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.5, momentum=0.9)
+    late_groups.allow_repeats([optimizer])
+    return optimizer, model
+
+
+@pytest.mark.parametrize(
+    "give", [pytest.param(lambda one: one, id="tensor"), lambda one: [one], lambda one: iter([one])]
+)
+def test_a_group_that_is_there_is_not_added_again(give: Callable[[torch.Tensor], Any]) -> None:
+    optimizer, model = make_optimizer()
+    for _ in range(2):
+        optimizer.add_param_group({"params": give(next(model[1].parameters()))})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+
+
+def test_a_group_without_an_order_is_refused_as_torch_does() -> None:
+    optimizer, model = make_optimizer()
+    with pytest.raises(TypeError, match="set"):
+        optimizer.add_param_group({"params": {*model[1].parameters()}})
+
+
+def test_a_rank_that_has_added_a_group_in_a_broken_step_takes_the_state_of_one_that_has_not() -> None:
+    (theirs, their_model), (mine, my_model) = make_optimizer(), make_optimizer()
+    their_model(torch.ones(1, 2)).sum().backward()
+    theirs.step()
+    state = theirs.state_dict()
+    mine.add_param_group({"params": my_model[1].parameters(), "lr": 0.25})
+    named = late_groups.name_parameters({"": my_model})
+    groups = late_groups.read(theirs, late_groups.name_parameters({"": their_model}))
+    late_groups.take(mine, groups, state, named)
+    mine.load_state_dict(state)
+    assert [group["lr"] for group in mine.param_groups] == [0.5, 0.25]
+    assert len(mine.state_dict()["state"]) == 2, "the momentum of the first group"
+
+
+def test_a_session_goes_back_to_a_step_before_a_group_was_added() -> None:
+    optimizer, model = make_optimizer()
+    second, other = make_optimizer()
+    memory = Memory(ReplicatedModelState(model, optimizer, (ignore, ignore)), None, {"second": second})
+    kept = memory.copy()
+    for one, layers in ((optimizer, model), (second, other)):
+        one.add_param_group({"params": layers[1].parameters(), "lr": 0.25})
+    for _ in range(2):  # the copy stays what it is
+        memory.go_back(kept)
+        assert [[group["lr"] for group in one.param_groups] for one in (optimizer, second)] == [[0.5, 0.25]] * 2

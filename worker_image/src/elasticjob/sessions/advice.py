@@ -82,7 +82,7 @@ def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 
 def judge_groups(groups: Iterable[Iterable[str]]) -> str:
-    """Whether an optimizer that has got further parameter groups has parameters of no module that the session knows."""
+    """Whether groups that an optimizer has got have parameters of no module that the session knows."""
     if all(name for group in groups for name in group):
         return ""
     return (
@@ -127,10 +127,11 @@ class Adviser:
         optimizers: Sequence[torch.optim.Optimizer],
         knows: Callable[[Any], bool],
         is_first: Callable[[], bool],
-        read_groups: Callable[[], Iterable[Iterable[str]]],
+        read_groups: Callable[[], Mapping[str, Sequence[Iterable[str]]]],
     ) -> None:
         """`optimizers` are those that stay the same in all worlds; `knows` one that the session has at present;
-        `is_first`: this rank is the one that speaks; `read_groups`: the names of the parameters in their groups.
+        `is_first`: this rank is the one that speaks; `read_groups`: the names of the parameters in their groups, by
+        optimizer.
         """
         self._optimizers = optimizers
         self._groups = self._count_groups()
@@ -138,6 +139,7 @@ class Adviser:
             name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)
         }
         self._knows, self._is_first, self._read_groups = knows, is_first, read_groups
+        self._known = {name: len(found) for name, found in read_groups().items()}
         self._inside = False
         self._counts: Mapping[str, int] = {}  # of the schedulers after the last block
         self._world: object = None  # in which that was
@@ -155,7 +157,9 @@ class Adviser:
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
         groups, self._groups = self._groups, self._count_groups()
         if groups != self._groups:
-            self._tell("groups", judge_groups(self._read_groups()))
+            found = self._read_groups()
+            self._tell("groups", judge_groups(one for name in found for one in found[name][self._known[name] :]))
+            self._known = {name: len(one) for name, one in found.items()}
 
     def look_at_gradients(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """A step ends without an optimizer."""

@@ -36,9 +36,14 @@ def take(
 ) -> None:
     """Add the groups that the ranks which train already have, and this one has not. `state`: of their optimizer.
 
+    If this one has added groups in a step that is repeated, and they have not, `state` gets these.
+
     Raises ConfigurationError if that is not possible, so that this optimizer cannot get their state.
     """
     mine = read(optimizer, named)
+    if mine[: len(theirs)] == theirs:
+        complete(optimizer, state)
+        return
     late = theirs[len(mine) :]
     if theirs[: len(mine)] == mine and all(name in named for group in late for name in group):
         for names, saved in zip(late, state["param_groups"][len(mine) :], strict=True):
@@ -47,6 +52,14 @@ def take(
             given = parameters if their_names is None else list(zip(their_names, parameters, strict=True))
             optimizer.add_param_group({"params": given})
     _check(optimizer, [len(group["params"]) for group in state["param_groups"]])
+
+
+def complete(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Extend an older state of this optimizer by the groups that were added since, as they are here.
+
+    The step that has added them is repeated then, or is still to come: a script that adds them again changes nothing.
+    """
+    state["param_groups"].extend(optimizer.state_dict()["param_groups"][len(state["param_groups"]) :])
 
 
 def _check(optimizer: torch.optim.Optimizer, theirs: Sequence[int]) -> None:
@@ -71,10 +84,11 @@ def _make_adding(optimizer: torch.optim.Optimizer) -> Any:
     add = optimizer.add_param_group
 
     def add_unless_there(group: dict[str, Any]) -> None:
-        if not isinstance(group["params"], torch.Tensor):
-            group["params"] = list(group["params"])  # it may be an iterator
-            given = [id(one[1]) if isinstance(one, tuple) else id(one) for one in group["params"]]
-            if given in [[id(one) for one in found["params"]] for found in optimizer.param_groups]:
+        given = group["params"]
+        if not isinstance(given, set):  # which torch refuses, as its order differs from rank to rank
+            group["params"] = [given] if isinstance(given, torch.Tensor) else list(given)  # it may be an iterator
+            wanted = [id(one[1]) if isinstance(one, tuple) else id(one) for one in group["params"]]
+            if wanted in [[id(one) for one in found["params"]] for found in optimizer.param_groups]:
                 return
         add(group)
 

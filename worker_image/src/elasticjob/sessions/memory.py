@@ -271,6 +271,7 @@ class Memory:
     def go_back(self, copy: Copy) -> None:
         """Continue from this copy of the same world, which stays what it is."""
         value = skeletons.join(copy.skeleton, [tensor.clone() for tensor in copy.tensors])
+        self._complete_groups(value)
         self.model_state.load_part(value)
         self._load_others(value)
         self.committed, self._random = copy.step, copy.random
@@ -343,6 +344,7 @@ class Memory:
     def _go_to(self, place: Copy) -> None:
         """Continue from this step; the model is already there."""
         value = skeletons.join(place.skeleton, [tensor.clone() for tensor in place.tensors])
+        self._complete_groups(value)
         self._load_others(value)
         self._random = place.random
         generators.restore(place.random)
@@ -356,15 +358,18 @@ class Memory:
         named = self._name_parameters()
         return {name: late_groups.read(one, named) for name, one in self._lasting_optimizers().items()}
 
-    def read_all_groups(self) -> late_groups.Groups:
-        """The same, of all together."""
-        return [group for groups in self.read_groups().values() for group in groups]
-
     def _take_groups(self, value: dict[str, Any]) -> None:
-        """Make the groups of all optimizers those of the source."""
-        named, states = self._name_parameters(), {**value["extras"], "": value.get("optimizer")}
+        """Make the groups of all optimizers those of the source, whose runtime may be an older one."""
+        named, states, groups = self._name_parameters(), _read_states(value), value.get("groups", {})
         for name, one in self._lasting_optimizers().items():
-            late_groups.take(one, value["groups"][name], states[name], named)
+            if name in groups:
+                late_groups.take(one, groups[name], states[name], named)
+
+    def _complete_groups(self, value: dict[str, Any]) -> None:
+        """Add to an older state of this rank the groups that its optimizers have got since."""
+        states = _read_states(value)
+        for name, one in self._lasting_optimizers().items():
+            late_groups.complete(one, states[name])
 
     def _lasting_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         own = {"": self.model_state.optimizer} if isinstance(self.model_state, ReplicatedModelState) else {}
@@ -389,6 +394,11 @@ class Memory:
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
         self._position = value["position"]
+
+
+def _read_states(value: dict[str, Any]) -> dict[str, Any]:
+    """The states of the extras by name, and that of the session's own optimizer, ""."""
+    return {**value["extras"], "": value.get("optimizer")}
 
 
 def _is_optimizer(extra: Any) -> bool:
