@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+from elasticjob.errors import ConfigurationError
 from elasticjob.sessions import late_groups, model_state
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.recovery import StateLostError
+from elasticjob.sessions.sharded.model import ShardedModelState
 from elasticjob.sessions.undo import Undo
 
 
@@ -325,3 +327,14 @@ def test_a_session_goes_back_to_a_step_before_a_group_was_added() -> None:
     for _ in range(2):  # the copy stays what it is
         memory.go_back(kept)
         assert [[group["lr"] for group in one.param_groups] for one in (optimizer, second)] == [[0.5, 0.25]] * 2
+
+
+def test_a_sharded_model_gets_no_groups_that_the_next_world_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, model = make_optimizer()
+    state = ShardedModelState(lambda _: (model, optimizer), (ignore, ignore), None, None)
+    monkeypatch.setattr(state, "_mesh", object())
+    state.bind(1)
+    state.check_groups()
+    optimizer.add_param_group({"params": model[1].parameters()})
+    with pytest.raises(ConfigurationError, match=r"has 2 parameter groups.*Make all of them in build\(mesh\)"):
+        state.check_groups()

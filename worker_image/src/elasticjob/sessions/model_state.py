@@ -126,6 +126,9 @@ class ModelState(Protocol):
     def compared(self) -> dict[str, Any]:
         """What must be equal bit by bit on all ranks with the same part: the parameters and the optimizer's state."""
 
+    def check_groups(self) -> None:
+        """Raises ConfigurationError if the optimizer has got parameter groups that it will not have in other worlds."""
+
     def check_gradients(self) -> None:
         """All gradients of a step are here, and none is applied. Raises ConfigurationError if not all were reduced."""
 
@@ -331,6 +334,9 @@ class ReplicatedModelState:
         self.model.zero_grad()  # also of parameters that another optimizer has
         for one in kept:
             one.grad = torch.zeros_like(one)
+
+    def check_groups(self) -> None:
+        """Nothing to check: the optimizer stays the same, and joiners get its groups with its state."""
 
     def check_gradients(self) -> None:
         has_run, self.model.has_run = self.model.has_run, False

@@ -331,6 +331,7 @@ class Session:
             self._worlds.change()
         if self._worlds.can_change:
             if not self._fence.is_open:
+                self._model_state.check_groups()
                 self._memory.begin_step()
                 self._early.begin()
             self._worlds.begin_block(begins_step=not self._fence.is_open)

@@ -43,6 +43,7 @@ class ShardedModelState:
         self._least = least
         self._mesh: DeviceMesh | None = None
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
+        self._groups = 0  # that `build` has made in this world
         self._filled = False  # the built model has the shared state
         self._whole: dict[str, Any] | None = None  # between two worlds
         self._copies = copies
@@ -108,6 +109,7 @@ class ShardedModelState:
         assert self._mesh is not None, "a world is connected first"
         self._filled = False
         self._made = self._build(self._mesh)
+        self._groups = len(self.optimizer.param_groups)
         hook(self.optimizer, self._hooks)
 
     def pack(self, hold: Callable[[], None]) -> None:
@@ -229,6 +231,7 @@ class ShardedModelState:
 
     def _fill(self, whole: dict[str, Any]) -> None:
         model, optimizer = self._present()
+        self._refuse_others(len(whole["optimizer"]["param_groups"]))
         model.load_state_dict(shard_like(model.state_dict(), whole["model"]))
         for name, parameter in model.named_parameters():  # the script may have unfrozen some since they were built
             parameter.requires_grad_(name in whole["trainable"])
@@ -239,6 +242,18 @@ class ShardedModelState:
             for index, values in state["state"].items()
         }
         load_state(optimizer, {**state, "state": states})
+
+    def check_groups(self) -> None:
+        self._refuse_others(len(self.optimizer.param_groups))
+
+    def _refuse_others(self, count: int) -> None:
+        """Raises ConfigurationError unless `build` has made so many groups in this world."""
+        if count != self._groups:
+            raise ConfigurationError(
+                f"the optimizer of Session(build=...) has {count} parameter groups, and build has made it with"
+                f" {self._groups}: groups that are added later are not there in the next world. Make all of them in"
+                " build(mesh), with requires_grad=False until their parameters are trained."
+            )
 
     def check_gradients(self) -> None:
         """Nothing to check: FSDP2 reduces the gradients of each module when they are there."""
