@@ -453,7 +453,7 @@ MUTANTS = (
            "        if all(digest_of(chunk) == digest for digest, chunk in found.items()):", "        if True:", IN_PART,
            package=RUNTIME),
     Mutant("a save that is not whole counts", "archive/garbage.py",
-           "whole += name in self.listed and is_whole(self.saves[name], self.sizes)", "whole += 1", KEPT, package=RUNTIME),
+           "if name in self.listed and is_whole(save, self.sizes):", "if True:", KEPT, package=RUNTIME),
     Mutant("an old leader goes on", "archive/writing.py", "if any(lead is not None and lead > self._generation",
            "if False and any(lead", TWO_WRITERS, package=RUNTIME),
     Mutant("what others delete is built on", "archive/writing.py",
