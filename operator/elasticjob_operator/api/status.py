@@ -136,9 +136,9 @@ class RestartStatus(StatusModel):
     error: str | None = Field(default=None, description="The error of the last charged failure, and its place.")
     alike: int = Field(
         default=0,
-        description="How many charged failures in a row had this error, without a step beyond the one before; of errors"
-        " with which the runtime refuses the script, whatever steps were between. From the second one on,"
-        " `elasticjob.Checkpointer` goes back to older checkpoints.",
+        description="How many charged failures in a row had this error, without a step beyond the one before. From the"
+        " second one on, `elasticjob.Checkpointer` goes back to older checkpoints. Errors with which the runtime"
+        " refuses the script are counted whatever steps were between, and no older checkpoint is taken for them.",
     )
     counted: list[str] = Field(default_factory=list, description="Failed pods (UIDs) that have been accounted for.")
     backoff: BackoffStatus | None = None

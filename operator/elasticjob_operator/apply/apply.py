@@ -31,7 +31,7 @@ from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
-from elasticjob_operator.plan.reporting import FORCED, Event, observe
+from elasticjob_operator.plan.reporting import Event, list_true, observe
 from elasticjob_operator.recent import Recent
 from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
@@ -103,8 +103,7 @@ class Applier:
             self._hub.direct(job.key, plan.directives)
         undeleted = await self._delete_all(job, plan)
         unresized = await resizing.resize_all(self._api, self._cache, job, plan.resize)
-        # With a refusal, a condition tells what is not deleted; the next plan has the event again.
-        self.recorder.record(job, (one for one in plan.events if not undeleted or one.reason != FORCED), now)
+        self.recorder.record(job, list_true(plan.events, has_undeleted=bool(undeleted)), now)
         if plan.delete_job:
             await self._delete_job(job)
         is_held = job.key in self._held

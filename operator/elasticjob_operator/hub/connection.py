@@ -272,7 +272,7 @@ class Connection:
         self._written += len(frame)
         await self.ws.send_frame(frame, WSMsgType.TEXT)
 
-    def why_not(self, directive: wire.Directive, encoder: frames.DirectiveEncoder) -> CloseReason | None:
+    def why_not(self, directive: wire.Directive, encoder: frames.DirectiveEncoder) -> frames.Problem | None:
         """Why this directive cannot be sent: whoever wants the members of each world gets no endless lists of them.
 
         Each of them is told to each other one, and TLS keeps as much memory as its longest message for a connection.
@@ -281,8 +281,7 @@ class Connection:
         if self._sizes or encoder.measure(directive) <= limit:
             return None
         told = f"this agent does not know the field `sizes`, and its world has more than {limit} bytes of members"
-        problem = frames.Problem("version", f"{told}: update elasticjob in the image of the job")
-        return CloseReason("version", CLOSE_MALFORMED, problem)
+        return frames.Problem("version", f"{told}: update elasticjob in the image of the job")
 
     def has_sent(self, directive: wire.Directive) -> bool:
         """Whether this directive has been sent on the current connection."""

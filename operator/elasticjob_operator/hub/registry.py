@@ -334,10 +334,8 @@ class AgentRegistry:
         if link.has_sent(directive) or link.is_full:
             return  # the sweep retries if the buffer is full
         if (why_not := link.why_not(directive, entry.job.encoder)) is not None:
-            self._note(
-                entry, f"cannot tell {'/'.join(entry.job.key)} its world: {why_not.error and why_not.error.message}"
-            )
-            self._dismiss(link, why_not)
+            self._note(entry, f"cannot tell {'/'.join(entry.job.key)} its world: {why_not.message}")
+            self._dismiss(link, connection.CloseReason(why_not.code, connection.CLOSE_MALFORMED, why_not))
             return
         if not self._may_write(entry, _measure(entry)):
             self._put_off_until_room(entry)

@@ -44,6 +44,13 @@ class Event:
     warning: bool = False
 
 
+def list_true(events: Sequence[Event], *, has_undeleted: bool) -> tuple[Event, ...]:
+    """Those that are true although the API server has refused deletions: a condition tells of these, and the next plan
+    has the event again.
+    """
+    return tuple(event for event in events if not has_undeleted or event.reason != FORCED)
+
+
 def with_condition(
     conditions: Sequence[api.Condition], type: str, truth: bool | None, reason: str, message: str, now: float
 ) -> list[api.Condition]:

@@ -16,7 +16,7 @@ class BackendUnavailableError(ElasticJobError, RuntimeError):
 
 
 class CollectiveFailedError(ElasticJobError, RuntimeError):
-    """A collective failed, most often because the world lost a member."""
+    """A collective failed, most often because the world lost a member; or the world could not be joined in time."""
 
 
 class WorldLostError(ElasticJobError, RuntimeError):

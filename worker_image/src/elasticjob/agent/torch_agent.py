@@ -23,7 +23,7 @@ from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
 from elasticjob.torchcompat import elastic_agent
 
-# What a worker says that has lost another one; the operator compares pods by the same words.
+# What a worker says that has lost another one; the operator compares pods by the same words (model/errortext.py).
 _OF_A_PEER = re.compile(
     r"Connection closed by peer|Connection reset|Connection refused|Broken pipe|Dist(Backend|Network|Store)Error"
     r"|ncclRemoteError|gloo|elasticjob\.errors\.(WorldLost|CollectiveFailed)Error"
@@ -137,7 +137,12 @@ def _judge_end(failure: Any) -> int:
     if code == -signal.SIGABRT:  # gloo ends one process so, and the others lose it; NCCL's watchdog those that do
         return 2
     text = " ".join(one or "" for one in _read_error(failure))
-    return 3 if code > 0 and _OF_A_PEER.search(text) and not _REFUSAL.search(text) else int(code > 0)
+    return 3 if code > 0 and is_of_a_peer(text) else int(code > 0)
+
+
+def is_of_a_peer(text: str) -> bool:
+    """Whether a worker with this error ended as if it had lost another one."""
+    return _OF_A_PEER.search(text) is not None and not _REFUSAL.search(text)
 
 
 def _find_dead(agent: SimpleElasticAgent) -> list[ProcessFailure]:

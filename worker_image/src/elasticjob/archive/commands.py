@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (pulls, pushes):
         command.add_argument("--step", type=int, help="the step of the save")
     prunes.add_argument("--keep", type=int, required=True, help="so many whole saves stay, at least 1")
-    prunes.add_argument("--yes", action="store_true", help="delete; while no pod of the job writes there")
+    prunes.add_argument("--yes", action="store_true", help="delete; without it, only show what would go")
     given = parser.parse_args(arguments)
     try:
         storage = Storage(given.url, given.credentials, COMMAND)
