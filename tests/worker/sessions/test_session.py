@@ -429,3 +429,14 @@ for _ in range(2):
     said = run_alone(program).stderr
     assert said.count("An ElasticJob refuses a second session in one process") == warnings, said
     assert said.count("or one after the other in jobs of their own") == warnings
+
+
+@pytest.mark.parametrize("how", ["step", "caught", "block", "caught-block", "message"])
+def test_a_lost_world_is_freed_without_the_collector(hub: FakeHub, pods: Pods, steps: Steps, how: str) -> None:
+    """What a session keeps of the error that has ended a block keeps the frames of the script, and their world."""
+    steps.folder.mkdir(exist_ok=True)
+    program = Path(PROGRAM).with_name("held_program.py")
+    for pod in ("pod-0", "pod-1"):
+        pods.start(pod, str(program), launcher="elasticjob-run", env={"HOW": how, "OUT": str(steps.folder)})
+    steps.wait(lambda lines: any(line["step"] > 8 and line["lost"] for line in lines))
+    assert {line["held"] for line in steps.read() if line["step"] > 8 and line["lost"]} == {0}
