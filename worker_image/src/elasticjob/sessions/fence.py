@@ -113,3 +113,4 @@ class Fence:
     def close(self) -> None:
         """The step is over, or broken off."""
         self.is_open = self.is_skipped = False
+        self.failure = None  # an error keeps the frames that it has ended

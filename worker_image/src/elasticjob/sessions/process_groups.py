@@ -138,7 +138,7 @@ class ProcessGroups:
             if is_lost():
                 raise WorldLostError("a member was lost while the communicators were made")
         if errors:
-            raise errors[0]
+            raise errors.pop()  # one that this frame keeps would keep the frame
 
     def enter_fixed(self, alone: bool) -> None:
         """Join the world of the launcher's variables, which never changes; `alone` makes a group for a single process
@@ -227,8 +227,10 @@ def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:
     return is_lost() or (not failures.can_be_recognized() and _comes_true(is_lost, _WORD_SECONDS))
 
 
-def find_cause(error: Exception, noted: Exception | None, is_failure: Callable[[Exception], bool]) -> Exception | None:
-    """What says that the world is lost, if a script's block has ended with `error` for that reason.
+def find_cause(error: Exception, noted: Exception | None, is_failure: Callable[[Exception], bool]) -> str | None:
+    """The words that say that the world is lost, if a script's block has ended with `error` for that reason.
+
+    The error itself would keep the frames that it has ended, and the lost world with them.
 
     If a collective of the block has failed, `noted`, what the script makes of it has any form: words of its own instead
     of the error, or a mistake at values that never came. One that was there anyway is raised again in the next world.
@@ -237,7 +239,7 @@ def find_cause(error: Exception, noted: Exception | None, is_failure: Callable[[
     """
     if isinstance(error, ElasticJobError) and not is_failure(error):
         return None
-    return next((one for one in (noted, error) if one is not None and is_failure(one)), None)
+    return next((first_line(one) for one in (noted, error) if one is not None and is_failure(one)), None)
 
 
 def _comes_true(is_lost: Callable[[], bool], seconds: float) -> bool:

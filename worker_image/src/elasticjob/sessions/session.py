@@ -284,7 +284,7 @@ class Session:
             self._went_back = False
             for micro, batch in self._memory.read_batches(loader):
                 if self._worlds.state.is_lost:
-                    self._break(WorldLostError("a member was lost"))
+                    self._break("a member was lost")
                     break
                 self._micro = micro
                 yield batch
@@ -326,7 +326,7 @@ class Session:
                 " data passes no such sampler to the session."
             )
         if not self._in_batches and self._worlds.is_running and self._worlds.state.is_lost:
-            self._break(WorldLostError("a member was lost"))
+            self._break("a member was lost")
         if not self._in_batches and not self._worlds.is_running:
             self._worlds.change()
         if self._worlds.can_change:
@@ -413,8 +413,8 @@ class Session:
         finally:
             self._worlds.interrupter.allowed = False
 
-    def _find_cause(self, error: Exception, failure: Exception | None) -> Exception | None:
-        """What says that the world is lost, if the script's block has ended with `error` for that reason."""
+    def _find_cause(self, error: Exception, failure: Exception | None) -> str | None:
+        """The words that say that the world is lost, if the script's block has ended with `error` for that reason."""
         return find_cause(error, failure, self._worlds.is_failure) if self._worlds.can_change else None
 
     @contextlib.contextmanager
@@ -445,14 +445,14 @@ class Session:
             cause = self._find_cause(error, block.failure)
             if cause is None:
                 raise
-            logger.warning("After step %d: the world broke (%s).", self.committed, first_line(cause))
+            logger.warning("After step %d: the world broke (%s).", self.committed, cause)
             self._worlds.break_off(cause)
             self._buffers.take_back()
             if not self._aside.take_back():
                 self._memory.note_torn()
         finally:
             self._worlds.interrupter.allowed = False
-            self._block = None
+            self._block = block.failure = None
             self._aside.forget()
 
     def close(self) -> None:
@@ -561,10 +561,10 @@ class Session:
         scaler.step = step_and_note  # type: ignore[method-assign]
         scaler.update = update_if_reduced  # type: ignore[method-assign]
 
-    def _break(self, error: Exception) -> None:
+    def _break(self, cause: str) -> None:
         """The world was lost during a step: roll the step back."""
-        logger.warning("Step %d: the world broke (%s).", self.committed + 1, first_line(error))
-        self._worlds.break_off(error)
+        logger.warning("Step %d: the world broke (%s).", self.committed + 1, cause)
+        self._worlds.break_off(cause)
         was_skipped = self._fence.is_skipped
         self._fence.close()
         completion.steps.drop()

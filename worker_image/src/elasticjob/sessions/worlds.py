@@ -117,9 +117,9 @@ class Worlds:
             if isinstance(action, machine.AwaitLast) and self._promises is not None:
                 self._promises.wait()
 
-    def break_off(self, error: Exception) -> None:
+    def break_off(self, cause: str) -> None:
         """Record that this world is lost."""
-        self._step(machine.Broke(first_line(error)))
+        self._step(machine.Broke(cause))
 
     def exchange(self, digest: int) -> list[int]:
         """The digests of all ranks: one message of eight bytes from each."""
@@ -187,7 +187,7 @@ class Worlds:
 
     def give_up(self) -> None:
         """The script ends with an error: leave the world, and let the others notice."""
-        self.break_off(RuntimeError("the script has ended with an error"))
+        self.break_off("the script has ended with an error")
         self._leave()
 
     def _step(self, event: machine.Event) -> tuple[machine.Action, ...]:
@@ -284,7 +284,7 @@ class Worlds:
         except Exception as error:
             if not self.is_failure(error):
                 raise
-            self.break_off(error)
+            self.break_off(first_line(error))
         if not self._memory.model_state.keep(self._memory.committed, self.state.generation):
             lost = f"the world broke ({self.state.error}), and a lost rank takes its shards with it"
             self._begin_again(f"{lost}: going back to the last checkpoint")
@@ -322,7 +322,7 @@ class Worlds:
         except Exception as error:
             if not self.is_failure(error):
                 raise
-            self.break_off(error)
+            self.break_off(first_line(error))
             return False
         self._step(machine.Entered())
         self.entered += 1

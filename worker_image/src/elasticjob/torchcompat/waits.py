@@ -189,7 +189,7 @@ def _wait_beside(wait: Callable[..., Any], _: Any, world: World) -> Any:
         if thread.is_alive():
             world.given_up.append(lambda: not thread.is_alive())
     if errors:
-        raise errors[0]
+        raise errors.pop()  # one that this frame keeps would keep the frame
     return found[0]
 
 
