@@ -7,6 +7,7 @@ import contextlib
 import math
 import socket
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -472,3 +473,46 @@ async def test_who_reads_no_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
         await eventually(lambda: server.connections == 1)
         await eventually(lambda: server.connections == 0)
         writer.close()
+
+
+class LongPage(metrics.Metrics):
+    """Of as many jobs as tenants like; no socket takes so much at once."""
+
+    SIZE = 2**24
+
+    async def render(self, now: float) -> bytes:
+        return bytes(self.SIZE)
+
+
+async def test_a_page_is_in_memory_once_however_many_read_it_slowly() -> None:
+    loop = asyncio.get_running_loop()
+    server = HttpServer(LongPage(), lambda: "", clock=lambda: START)
+    port = await server.start("127.0.0.1", 0)
+    tracemalloc.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(16):
+                one = stack.enter_context(socket.socket())
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.setblocking(False)
+                await loop.sock_connect(one, ("127.0.0.1", port))
+                await loop.sock_sendall(one, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert await loop.sock_recv(one, 15) == b"HTTP/1.1 200 OK"
+            assert server.connections == 16
+            assert tracemalloc.get_traced_memory()[0] < 2 * LongPage.SIZE
+    finally:
+        tracemalloc.stop()
+        await server.stop()
+
+
+async def test_a_long_page_arrives_whole() -> None:
+    server = HttpServer(LongPage(), lambda: "")
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}/metrics"
+    try:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(url) as response:
+                assert response.content_length == len(await response.read()) == LongPage.SIZE
+            async with session.head(url) as response:
+                assert response.content_length == LongPage.SIZE and await response.read() == b""
+    finally:
+        await server.stop()
