@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
@@ -26,6 +26,7 @@ OFF: Final = "off"
 PATIENCE: Final = 10.0  # seconds for a request and its response
 _SWEEP_SECONDS: Final = 1.0
 _PAGE_SECONDS: Final = 1.0  # for which a rendered page of metrics is reused
+_PIECE_BYTES: Final = 32 * 1024  # of a page, which waits until the reader has taken the ones before
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -103,7 +104,14 @@ class HttpServer:
             now = self._clock()
             if not 0 <= now - self._page_at < _PAGE_SECONDS:
                 self._page, self._page_at = await self._metrics.render(now), now
-        return web.Response(body=self._page, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
+        page, headers = self._page, {"Content-Type": exposition.CONTENT_TYPE_LATEST}
+        return web.Response(body=_in_pieces(page), headers=headers | {"Content-Length": str(len(page))})
+
+
+async def _in_pieces(page: bytes) -> AsyncIterator[bytes]:
+    """Those who read slowly share the page: as one piece, it would be copied for each of them."""
+    for start in range(0, len(page), _PIECE_BYTES):
+        yield page[start : start + _PIECE_BYTES]
 
 
 class _Listener:
