@@ -17,6 +17,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
+from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply.apply import Outcome
 from elasticjob_operator.apply.refused_writes import RefusedWrites
 from elasticjob_operator.failures import health_watch
@@ -331,3 +332,24 @@ async def test_a_job_that_changes_all_the_time_does_not_fill_the_log(
     told = [message for message in caplog.messages if "reason " in message]
     assert 20 <= len(told) <= 100
     assert not any("\n" in message or len(message) > 1_100 for message in told)
+
+
+async def test_a_node_that_has_pods_of_many_jobs_wakes_a_few_of_them_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may create pods names a node, and a job that does not exist, in as many as there is room for."""
+    jobs, forgotten = 1_000, set[JobKey]()
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        monkeypatch.setattr(parts.metrics, "forget_job", forgotten.add)
+        for number in range(jobs):
+            parts.cache.put_pod(pod_of(0, number))
+        api.leadership.lend(math.inf)
+        parts.controller.start()
+        before = asyncio.all_tasks()
+        parts.cache.put_node({"metadata": {"name": "n"}})
+        assert len(asyncio.all_tasks() - before) <= jobs / 5
+        async with asyncio.timeout(50):
+            while len(forgotten) < jobs:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        await parts.controller.stop()
