@@ -52,6 +52,7 @@ REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it
 SHORTEST_PAUSE = 0.1  # after an error
 LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
 TOLD_SECONDS = 2.0  # until a job that may not tell its news looks whether it may
+MOST_BEGUN = 100  # jobs whose tasks are made in one turn of the event loop
 MOST_IN_LOOP = 500  # the weight of a job that is planned in the event loop
 SHORTEST_REST, LONGEST_REST = 0.005, 0.25  # seconds between two passes of one job
 FindTemplate = Callable[[Job], Awaitable[taking.Found | taking.Refusal | None]]
@@ -131,8 +132,9 @@ class Controller:
         self._order = Slots(1)
         self._threads = Threads("plan")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asleep: dict[JobKey, None] = {}  # those that `wake_all` has still to wake, in order
+        self._asleep: dict[JobKey, None] = {}  # those that are still to be woken, in order
         self._waking: asyncio.Task[None] | None = None
+        self._begun = 0  # tasks of jobs in this turn of the event loop
         self._active = False
         self.observer = observer
         self._find_pool_decision = find_pool_decision
@@ -153,9 +155,12 @@ class Controller:
 
     def wake_all(self) -> None:
         """Reconcile every job, and those that are gone and may hold quota still."""
-        self._asleep.update(
-            dict.fromkeys((*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ())))
-        )
+        for key in (*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ())):
+            self._let_sleep(key)
+
+    def _let_sleep(self, key: JobKey) -> None:
+        """Wake this job when others have had the loop."""
+        self._asleep[key] = None
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(self._wake_asleep())
             self._tasks.add(self._waking)
@@ -181,8 +186,19 @@ class Controller:
         self._threads.close()
         await self._applier.recorder.close()
 
+    def notice(self, key: JobKey) -> None:
+        """Something about this job may have changed: wake it, at once unless many have been woken in this turn.
+
+        What changes may concern as many jobs as tenants like: a node does.
+        """
+        is_running = key in self._loops and self._loops[key].running
+        if self._begun < MOST_BEGUN or is_running:
+            self.wake(key)
+        else:
+            self._let_sleep(key)
+
     def wake(self, key: JobKey) -> None:
-        """Reconcile this job soon, because something about it may have changed."""
+        """Reconcile this job soon."""
         if not self._active:
             return
         loop = self._loops.setdefault(key, _Loop())
@@ -193,6 +209,12 @@ class Controller:
             task = asyncio.create_task(self._work(key, loop))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            if not self._begun:
+                asyncio.get_running_loop().call_soon(self._forget_begun)
+            self._begun += 1
+
+    def _forget_begun(self) -> None:
+        self._begun = 0
 
     async def _work(self, key: JobKey, loop: _Loop) -> None:
         try:

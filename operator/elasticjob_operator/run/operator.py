@@ -144,7 +144,7 @@ class Operator:
         return self.serving.port
 
     def _wake(self, key: JobKey) -> None:
-        self.controller.wake(key)
+        self.controller.notice(key)
         self.pool.notice(key)
 
     def _wake_all(self) -> None:
