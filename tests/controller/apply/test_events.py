@@ -14,6 +14,7 @@ from elasticjob_operator import api as models
 from elasticjob_operator.apply.events import MAX_WAITING, EventRecorder
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.reporting import Event
+from elasticjob_operator.run import job_lines
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -44,3 +45,19 @@ async def test_the_events_of_one_namespace_leave_room_for_others(tmp_path: Path)
                 await asyncio.sleep(0.01)
         await recorder.close()
     assert written["greedy"] <= MAX_WAITING // 2
+
+
+async def test_what_is_logged_of_refused_events_counts_for_their_namespace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"code": 403, "message": "exceeded quota"}, status=403)
+
+    caplog.set_level("INFO")
+    async with answering(answer, tmp_path) as api:
+        api.leadership.lend(math.inf)
+        recorder = EventRecorder(api, "test")
+        recorder.record(Job("evil", "j", "u", spec=None, status=models.Status()), [Event("R", "said")], 0.0)
+        await recorder.close()
+    refused = [record for record in caplog.records if "exceeded quota" in record.getMessage()]
+    assert [job_lines.find_namespace(record) for record in refused] == ["evil"]

@@ -20,6 +20,7 @@ from aiohttp import web
 from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import auth, handshake
+from elasticjob_operator.run import job_lines
 from hostile_agents import Door, Peer, connecting
 
 UID = "uid-digits-worker-0"
@@ -201,6 +202,7 @@ async def test_diagnoses_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -
         assert running.hub.counts["unlogged"] > 140
         await other.say(wire.Diagnosis(kind="hang", text="a second one"))
         await eventually(lambda: "a second one" in caplog.text)
+    assert {job_lines.find_namespace(record) for record in caplog.records} == {JOB[0]}, "its jobs share a budget"
 
 
 async def test_newcomers_of_a_crowded_address_make_room_for_those_of_others() -> None:

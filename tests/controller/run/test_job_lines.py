@@ -39,6 +39,14 @@ def test_a_job_of_thousands_of_pods_does_not_fill_the_log(capsys: pytest.Capture
     assert "nice/digits: deleting digits-worker-0" in said and "unavailable" in said
 
 
+def test_long_lines_do_not_fill_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a pod reports of a hang has up to 64 KiB, and tenants have as many jobs as they like."""
+    set_up_logging("human", "info")
+    for number in range(5_000):
+        logger.info("%s/%s: %s", "evil", f"job-{number}", "x" * 60_000)
+    assert 100 * 60_000 > len(capsys.readouterr().err) > 10 * 60_000
+
+
 def test_every_line_about_a_job_begins_with_its_name() -> None:
     """By this the lines of a namespace are counted."""
     wrong, own = [], {"lease.py", "serving.py"}  # they tell of objects of the operator itself
