@@ -100,4 +100,4 @@ class EventRecorder:
         try:
             await self._api.request("POST", path, body, urgency=Urgency.LATER, job=job.name)
         except ApiError as error:
-            logger.info("could not write an event: %s", error)
+            logger.info("%s/%s: could not write an event: %s", job.namespace, job.name, error)

@@ -243,11 +243,11 @@ class AgentRegistry:
             self.send_soon(entry)
 
     def _note(self, entry: AgentEntry, line: str) -> None:
-        """Log something that a pod caused, as long as the quotas of the pod and its job allow."""
+        """Log something that a pod caused, as long as the quotas of the pod, its job and its namespace allow."""
         if entry.identity is None:
             return
         if entry.job.may_note(entry, line, _now()):
-            logger.warning("%s", line)
+            logger.warning("%s", line, extra={"namespace": entry.job.key[0]})
         else:
             self.counts["unlogged"] += 1
 

@@ -1,8 +1,8 @@
 """What may be written into the operator's log about the jobs of one namespace.
 
 Each line about a job begins with its namespace and its name. What a line tells was caused by whoever writes the job,
-its pods or their events, and some tell of one pod: a namespace has a budget of such lines, all its jobs together. The
-next line after those that were left out says how many they were.
+its pods or their events, and some tell of one pod: a namespace has a budget of such lines, all its jobs together. Long
+ones count as several. The next line after those that were left out says how many they were.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from elasticjob_operator.recent import Recent
 
 ABOUT_A_JOB: Final = "%s/%s: "  # what the message of such a line begins with
 LINES_AT_ONCE, LINES_PER_SECOND = 500.0, 5.0
+LONG: Final = 4096  # characters, for each of which a line counts once more
 NAMESPACES: Final = 4096  # that are remembered
 
 
@@ -45,7 +46,8 @@ class JobLines(logging.Filter):
         if namespace not in self._budgets:
             self._budgets[namespace] = _Budget(Bucket(LINES_AT_ONCE, now))
         budget = self._budgets[namespace]
-        if not budget.lines.take(LINES_PER_SECOND, LINES_AT_ONCE, now):
+        cost = 1.0 + len(record.getMessage()) // LONG
+        if not budget.lines.take(LINES_PER_SECOND, LINES_AT_ONCE, now, cost):
             budget.left_out += 1
             return False
         if budget.left_out:
