@@ -21,6 +21,7 @@ MOST_TRIES: Final = 8  # of a job whose script fails at its start: at once, and 
 MOST_REQUESTS: Final = 120  # of one job in a minute, with all that it makes
 REFUSED_BY_NODES: Final = "node-refuses"  # the part that makes nodes refuse all pods
 EVICTED: Final = "evicted"  # the part whose pods are evicted soon after their start
+ENDED_BEFORE: Final = frozenset({"post-start", "init-fails"})  # parts that end pods before that, which is charged
 # Reasons that say only that there is no world yet.
 _EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping", "MembersFinish", "AllWanted")
 _COMMON: Final = frozenset({"spec", "name", "template", "kind", "value", "image", "path", "true", "false", "None"})
@@ -91,7 +92,7 @@ def find_last_step(pod: Raw) -> float:
 def most_pods(made: Made) -> int:
     """How many pods of this job may be made in a minute: each try of a job whose script fails makes all of them."""
     size = int(made.body["spec"].get("replicas") or 1)
-    if EVICTED in made.parts:
+    if EVICTED in made.parts and not ENDED_BEFORE.intersection(made.parts):
         return most_pods_of_evicted(size)
     return max(MOST_REFUSED + 3, 0 if REFUSED_BY_NODES in made.parts else MOST_TRIES * size)
 

@@ -89,17 +89,21 @@ def test_the_last_step_of_a_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "part", "most"),
+    ("replicas", "parts", "most"),
     [
-        pytest.param(1, "command-fails", 13, id="one pod"),
-        pytest.param(4, "command-fails", 32, id="each try makes all pods"),
-        pytest.param(2, "evicted", 12, id="the first ones, and ten later"),
-        pytest.param(50, "evicted", 60, id="of fifty"),
-        pytest.param(4, "node-refuses", 13, id="one pod tries for all"),
+        pytest.param(1, ("command-fails",), 13, id="one pod"),
+        pytest.param(4, ("command-fails",), 32, id="each try makes all pods"),
+        pytest.param(2, ("evicted",), 12, id="the first ones, and ten later"),
+        pytest.param(50, ("evicted",), 60, id="of fifty"),
+        pytest.param(4, ("node-refuses",), 13, id="one pod tries for all"),
+        pytest.param(3, ("evicted", "post-start"), 24, id="the hook ends them before they are evicted"),
+        pytest.param(3, ("evicted", "init-fails"), 24, id="the trainer does not start"),
+        pytest.param(3, ("evicted", "liveness"), 13, id="they are evicted before the probe fails"),
+        pytest.param(3, ("node-refuses", "post-start"), 13, id="the hook does not run"),
     ],
 )
-def test_the_most_pods_of_a_job(replicas: int, part: str, most: int) -> None:
-    job = Made(0, "m1-0", {}, (), {"spec": {"replicas": replicas}}, (part,), (), True)
+def test_the_most_pods_of_a_job(replicas: int, parts: tuple[str, ...], most: int) -> None:
+    job = Made(0, "m1-0", {}, (), {"spec": {"replicas": replicas}}, parts, (), True)
     assert manifest_judge.most_pods(job) == most
 
 
