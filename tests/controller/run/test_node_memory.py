@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from controller.builders import NOW
+from elasticjob_operator.history import faulty_nodes as faulty
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.run.node_memory import NodeMemory, NodeTaints
 from elasticjob_operator.times import format_time
@@ -74,6 +76,32 @@ def test_nodes_that_are_not_there_push_no_others_out() -> None:
     cache.put_job(raw_job("one", "zebra", 1, "ml"))
     cache.put_job(raw_job("two", "zebra", 1, "lab"))
     assert find(NodeMemory(cache), NOW, "victim") == ("zebra?",)
+
+
+@pytest.mark.timeout(60)
+async def test_only_one_pass_waits_until_the_faults_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five thousand jobs of one tenant, with twenty faulty nodes each, take a second of a thread every five seconds."""
+    cache, may_end, began, add_up = Cache(lambda key: None), threading.Event(), asyncio.Event(), faulty.find_suspects
+    loop = asyncio.get_running_loop()
+
+    def take_long(*args: Any) -> faulty.Suspects:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait(50)
+        return add_up(*args)
+
+    cache.put_job(raw_job("one", "node3", 2))
+    memory = NodeMemory(cache)
+    assert (await memory.find("ml", NOW)).known == ("node3",)
+    monkeypatch.setattr(faulty, "find_suspects", take_long)
+    cache.put_job(raw_job("two", "node4", 2))
+    looking = asyncio.create_task(memory.find("ml", NOW + 6))
+    try:
+        await began.wait()
+        async with asyncio.timeout(20):
+            assert (await memory.find("ml", NOW + 6)).known == ("node3",), "what was known before"
+    finally:
+        may_end.set()
+    assert (await looking).known == ("node3", "node4")
 
 
 class Nodes:
