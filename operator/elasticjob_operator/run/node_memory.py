@@ -40,13 +40,21 @@ class NodeMemory:
 
     async def find(self, namespace: str, now: float) -> Faulty:
         """The nodes that new pods in this namespace should avoid. `now` is in seconds since the epoch."""
-        async with self._looking:
-            if self._at is None or not 0 <= now - self._at < _SECONDS:
-                broken = sorted(node.name for node in self._cache.nodes.values() if node.problem)
-                self._broken = frozenset(broken[:_MOST_BROKEN])
-                self._suspects, self._at = await find_suspects(self._cache, now), now
+        if self._is_old(now) and (self._at is None or not self._looking.locked()):
+            async with self._looking:
+                if self._is_old(now):
+                    await self._look(now)
         known = self._broken | {*self._suspects.by_namespace.get(namespace, ())}
         return Faulty(tuple(sorted(known)), tuple(node for node in self._suspects.agreed if node not in known))
+
+    def _is_old(self, now: float) -> bool:
+        return self._at is None or not 0 <= now - self._at < _SECONDS
+
+    async def _look(self, now: float) -> None:
+        """What was known before counts until it is done, but for the first time: it takes as long as tenants like."""
+        broken = sorted(node.name for node in self._cache.nodes.values() if node.problem)
+        suspects = await find_suspects(self._cache, now)
+        self._broken, self._suspects, self._at = frozenset(broken[:_MOST_BROKEN]), suspects, now
 
 
 async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
