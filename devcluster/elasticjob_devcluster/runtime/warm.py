@@ -174,6 +174,7 @@ def main() -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
+    processes.skip_destructors()
     channel.sendall(b"r")
     serve(channel, runtime)
 
