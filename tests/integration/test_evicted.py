@@ -11,7 +11,8 @@ import pytest
 
 from chaos import light_nodes, manifests
 from chaos.manifest_judge import find_most, most_pods_of_evicted
-from elasticjob_devcluster import Cluster, NodeSpec, Tuning
+from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning
+from elasticjob_devcluster.api import drain
 from operator_fixture import MERGE, Jobs, OperatorProcess, install_crd, light_spec, wait_for
 from side_by_side import together
 
@@ -83,6 +84,37 @@ def test_an_autoscaler_that_changes_the_size_makes_no_more_of_them(jobs: Jobs) -
     assert changed >= 6
     assert len(times) <= most_pods_of_evicted(3), sorted(times)
     assert jobs.condition("scaled", "Degraded")["reason"] == "BackOff"
+
+
+@together
+def test_a_job_whose_pods_somebody_evicts_says_that_none_has_failed(jobs: Jobs) -> None:
+    """As `kubectl drain` and a descheduler ask for it. Its disruption budget lets one go at a time."""
+    jobs.create("asked", light_spec("--leave-on-term", replicas=2))
+    generation = 0
+    for _ in range(2):
+        generation = jobs.await_world("asked", 2, above=generation)["rendezvous"]["generation"]
+        name = min(pod["metadata"]["name"] for pod in jobs.pods("asked"))
+        path = f"/api/v1/namespaces/{jobs.namespace}/pods/{name}/eviction"
+        wait_for(lambda path=path: evict(jobs, path), "the budget counts the pods, and lets one go")  # type: ignore[misc]
+
+    def look() -> str:
+        told = jobs.condition("asked", "Degraded")
+        return str(told["message"]) if told.get("reason") == "BackOff" else ""
+
+    assert "no pod has failed: they were evicted or deleted" in wait_for(look, "it backs off")
+    assert jobs.status("asked")["restarts"].get("user", 0) == 0
+
+
+def evict(jobs: Jobs, path: str) -> bool:
+    kind = {"apiVersion": drain.eviction_version(jobs.kube), "kind": "Eviction"}
+    metadata = {"name": path.split("/")[-2], "namespace": jobs.namespace}
+    try:
+        jobs.kube.request("POST", path, {**kind, "metadata": metadata})
+    except KubeError as error:
+        if error.status != 429:
+            raise
+        return False
+    return True
 
 
 SIZES = (2, 4, 16, 50)
