@@ -194,8 +194,10 @@ def describe(status: api.Status) -> tuple[str, str] | None:
     backoff = status.restarts.backoff
     if backoff is None or (backoff.repeats < 2 and backoff.until is None and status.rendezvous.generation > 0):
         return None
-    last = f"; last: {status.last_failure.message}" if status.last_failure else ""
+    what, last = "start", "; no pod has failed: they were evicted or deleted, or ended, soon after their start"
+    if status.last_failure:
+        what, last = "failure", f"; last: {status.last_failure.message}"
     again = f"; next attempt at {backoff.until}" if backoff.until else ""
-    many = f"{backoff.repeats} consecutive failures" if backoff.repeats > 1 else "a failure"
+    many = f"{backoff.repeats} consecutive {what}s" if backoff.repeats > 1 else f"a {what}"
     first = "; one pod is tried before the others" if backoff.held > 1 and backoff.repeats >= SHARED_TRIES else ""
     return backoff.reason, f"{many} without progress{again}{first}{last}"[:4096]
