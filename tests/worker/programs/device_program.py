@@ -72,6 +72,13 @@ def imitate_capture() -> Iterator[None]:
         yield
 
 
+def end_by_signal(_: str) -> Exception:
+    """As a batch system does before it takes the node."""
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(3))
+    os.kill(os.getpid(), signal.SIGUSR2)
+    raise AssertionError("the handler has ended the script")
+
+
 @contextlib.contextmanager
 def raising(step: int, model: torch.nn.Module) -> Iterator[None]:
     """A script that looks at what a backward pass has done, and has words of its own if it is wrong."""
@@ -79,7 +86,7 @@ def raising(step: int, model: torch.nn.Module) -> Iterator[None]:
     if not name:
         yield
         return
-    error = getattr(builtins, name, None) or getattr(torch, name)
+    error = end_by_signal if name == "SIGUSR2" else getattr(builtins, name, None) or getattr(torch, name)
     try:
         yield
     except Exception:

@@ -237,8 +237,17 @@ def test_a_scheduler_makes_each_step_once(tmp_path: Path, backend: str, place: s
     check(norms, undisturbed)
 
 
-ERRORS = ["ValueError", "AssertionError", "IndexError", "StopIteration", "KeyError", "RuntimeError", "OSError"]
-FEW = ("ValueError", "StopIteration")
+ERRORS = [
+    "ValueError",
+    "AssertionError",
+    "IndexError",
+    "StopIteration",
+    "KeyError",
+    "RuntimeError",
+    "OSError",
+    "SystemExit",
+]
+FEW = ("ValueError", "StopIteration", "SystemExit")
 RAISED = [one if one in FEW else pytest.param(one, marks=pytest.mark.long) for one in ERRORS]
 
 
@@ -248,7 +257,7 @@ RAISED = [one if one in FEW else pytest.param(one, marks=pytest.mark.long) for o
 def test_whatever_a_script_raises_at_what_a_loss_has_left_is_no_mistake_of_its_own(
     tmp_path: Path, undisturbed: Any, backend: str, error: str
 ) -> None:
-    """A check of the gradients, or the script's own words instead of the error of a collective."""
+    """A check of the gradients, or the script's own words instead of the error of a collective, or `sys.exit()`."""
     agent, norms = train(tmp_path, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage", RAISES=error)
     assert sorted(agent.ended) == [-9, 0, 0]
     causes = [one["error"] for one in agent.history if one.get("error")]
@@ -257,13 +266,34 @@ def test_whatever_a_script_raises_at_what_a_loss_has_left_is_no_mistake_of_its_o
     check(norms, undisturbed("plain"))
 
 
+@pytest.mark.long
+@together
+def test_memory_that_does_not_suffice_for_what_a_loss_has_left_is_no_mistake_either(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    """A script makes room for as many values as other ranks have told."""
+    agent, norms = train(tmp_path, KILL=KILLED, FAKE_NCCL="leaves=garbage", RAISES="OutOfMemoryError")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+
+
+@together
+def test_a_script_that_a_signal_ends_in_a_lost_world_ends(tmp_path: Path) -> None:
+    """The signal is sent once: nobody would ask the script again in the next world."""
+    variables = {"FAKE_NCCL": "leaves=garbage", "RAISES": "SIGUSR2"}
+    agent, norms = train(tmp_path, KILL=KILLED, **variables)
+    assert sorted(agent.ended) == [-9, 3, 3]
+    assert max(norms) == 11
+
+
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 @together
-def test_a_mistake_of_the_script_in_a_whole_world_ends_it(tmp_path: Path, backend: str) -> None:
-    agent, norms = train(tmp_path, BACKEND=backend, RAISES="at:12:ValueError")
+def test_a_mistake_of_the_script_in_a_whole_world_ends_it(tmp_path: Path, backend: str, error: str) -> None:
+    agent, norms = train(tmp_path, BACKEND=backend, RAISES=f"at:12:{error}")
     assert agent.ended == [1, 1, 1]
     assert max(norms) == 11
-    assert agent.log.count("ValueError: the loss has diverged") == 3
+    assert agent.log.count("the loss has diverged\n") == 3
 
 
 @pytest.mark.parametrize(("backend", "swallows"), [("gloo", ""), ("gloo", "evaluation"), ("fakenccl", "")])
