@@ -42,6 +42,7 @@ def plan(seed: int) -> Story:
     sharded = kind in ("hsdp", "copies")
     size = 4 if kind == "hsdp" else chance.randrange(2, 4) if not sharded else 3
     joins = None if sharded or chance.random() < 0.5 else chance.randrange(3, 8)
+    joins = None if kind == "stranger" else joins  # a joiner does not get its state: the session says so
     kills, step = [], chance.choice((8, 12, 18, 19, 20))
     for number in range(1 if sharded or size == 2 else 2):
         generation = 1 + number + (joins is not None)

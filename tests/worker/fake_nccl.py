@@ -47,6 +47,7 @@ from elasticjob.torchcompat import devices
 
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
+_wait: Any = _c10d.Work.wait  # a session has its own one, which hears of errors that no device raises
 _libc = ctypes.CDLL(None)
 VARIABLE = "FAKE_NCCL"
 # torch's c10d: what the watchdog does after an error. Modes 1 and 3 end the process, 1 and 2 abort the communicators.
@@ -156,11 +157,13 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
                 result.copy_(copy)
 
     def abandon(self) -> None:
-        with torch.no_grad():
-            for result in self._results:
-                if self._leaves != "own":
-                    wrong = 1e30 if self._leaves == "garbage" else torch.nan
-                    result.fill_(wrong if result.is_floating_point() else 77)
+        """Leave in the buffers what an abort does, before the processor goes on, which computes with it then."""
+        if not self._may_go_on.is_set():
+            with torch.no_grad():
+                for result in self._results:
+                    if self._leaves != "own":
+                        wrong = 1e30 if self._leaves == "garbage" else torch.nan
+                        result.fill_(wrong if result.is_floating_point() else 77)
 
     def release(self) -> None:
         """Let the processor go on."""
@@ -217,10 +220,11 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def _run(self) -> None:
         while (kernel := self._queue.get()) is not None:
             try:
-                kernel.inner.wait()
+                _wait(kernel.inner)
             except RuntimeError:  # a peer is lost: nothing ends this kernel and those behind it but an abort
                 self._notice()
                 while kernel is not None:
+                    kernel.abandon()
                     kernel.release()
                     kernel = self._queue.get()
                 return

@@ -260,6 +260,7 @@ def test_whatever_a_script_raises_at_what_a_loss_has_left_is_no_mistake_of_its_o
     """A check of the gradients, or the script's own words instead of the error of a collective, or `sys.exit()`."""
     agent, norms = train(tmp_path, KILL=KILLED, BACKEND=backend, FAKE_NCCL="leaves=garbage", RAISES=error)
     assert sorted(agent.ended) == [-9, 0, 0]
+    assert agent.log.count("something is wrong\n") == 2, "both survivors have met it"
     causes = [one["error"] for one in agent.history if one.get("error")]
     assert causes
     assert not [one for one in causes if "backward pass has failed" in one or "loss has diverged" in one], causes
@@ -274,6 +275,7 @@ def test_memory_that_does_not_suffice_for_what_a_loss_has_left_is_no_mistake_eit
     """A script makes room for as many values as other ranks have told."""
     agent, norms = train(tmp_path, KILL=KILLED, FAKE_NCCL="leaves=garbage", RAISES="OutOfMemoryError")
     assert sorted(agent.ended) == [-9, 0, 0]
+    assert agent.log.count("something is wrong\n") == 2
     check(norms, undisturbed("plain"))
 
 
