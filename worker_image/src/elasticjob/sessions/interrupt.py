@@ -7,12 +7,15 @@ A signal reaches it there, also in a sleep or a read, and raises an ordinary exc
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from elasticjob.errors import WorldLostError
 
@@ -62,3 +65,17 @@ class Interrupter:
 
 def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN_CODE)
+
+
+def is_by_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised it, wherever the script was. A signal is sent once."""
+    handlers = {_find_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _find_code(handler: Any) -> object:
+    """That of a function, of a method, or of an object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") or not callable(handler) else type(handler).__call__
+    return getattr(function, "__code__", None)

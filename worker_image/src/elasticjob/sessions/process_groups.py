@@ -210,7 +210,7 @@ class ProcessGroups:
             self._kept.clear()
 
 
-def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:
+def is_world_failure(error: BaseException, is_lost: Callable[[], bool]) -> bool:
     """Whether an exception means that the world is lost, and not that the script has a bug.
 
     The exception's type decides, or else the agent: `is_lost` returns whether it reported a lost member. A bug that
@@ -227,7 +227,9 @@ def is_world_failure(error: Exception, is_lost: Callable[[], bool]) -> bool:
     return is_lost() or (not failures.can_be_recognized() and _comes_true(is_lost, _WORD_SECONDS))
 
 
-def find_cause(error: Exception, noted: Exception | None, is_failure: Callable[[Exception], bool]) -> str | None:
+def find_cause(
+    error: BaseException, noted: Exception | None, is_failure: Callable[[BaseException], bool]
+) -> str | None:
     """The words that say that the world is lost, if a script's block has ended with `error` for that reason.
 
     The error itself would keep the frames that it has ended, and the lost world with them.
@@ -239,7 +241,7 @@ def find_cause(error: Exception, noted: Exception | None, is_failure: Callable[[
     """
     if isinstance(error, ElasticJobError) and not is_failure(error):
         return None
-    return next((first_line(one) for one in (noted, error) if one is not None and is_failure(one)), None)
+    return next((describe_loss(one) for one in (noted, error) if one is not None and is_failure(one)), None)
 
 
 def _comes_true(is_lost: Callable[[], bool], seconds: float) -> bool:
@@ -247,6 +249,12 @@ def _comes_true(is_lost: Callable[[], bool], seconds: float) -> bool:
     while not is_lost() and time.monotonic() < deadline:
         time.sleep(0.05)
     return is_lost()
+
+
+def describe_loss(error: BaseException) -> str:
+    """What broke the world, of whose failures this is one: not what the script makes of the wrong values in it."""
+    says_it = isinstance(error, ElasticJobError) or failures.is_broken_communication(error)
+    return first_line(error) if says_it else "a member was lost"
 
 
 def first_line(error: BaseException) -> str:

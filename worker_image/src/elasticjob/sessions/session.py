@@ -35,6 +35,7 @@ from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
+from elasticjob.sessions.interrupt import is_by_signal
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
@@ -349,7 +350,8 @@ class Session:
         before = self.committed
         try:
             with self._surviving():
-                with self._model_state.accumulate(virtual is None and not self.ends_step):
+                accumulating = self._model_state.accumulate(virtual is None and not self.ends_step)
+                with accumulating, self._weighing_exits(lambda: self._fence.failure):
                     self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
                     yield
                 self._worlds.interrupter.allowed = False
@@ -413,7 +415,18 @@ class Session:
         finally:
             self._worlds.interrupter.allowed = False
 
-    def _find_cause(self, error: Exception, failure: Exception | None) -> str | None:
+    @contextlib.contextmanager
+    def _weighing_exits(self, noted: Callable[[], Exception | None]) -> Iterator[None]:
+        """In the script's own code, `sys.exit()` is an error like others: it may be a consequence of a loss."""
+        try:
+            yield
+        except SystemExit as error:
+            self._worlds.interrupter.allowed = False
+            if is_by_signal(error) or self._find_cause(error, noted()) is None:
+                raise
+            raise WorldLostError("a member was lost, and the script ended itself") from error
+
+    def _find_cause(self, error: BaseException, failure: Exception | None) -> str | None:
         """The words that say that the world is lost, if the script's block has ended with `error` for that reason."""
         return find_cause(error, failure, self._worlds.is_failure) if self._worlds.can_change else None
 
@@ -431,8 +444,9 @@ class Session:
             self._aside.begin()
         block = self._block = Block()
         try:
-            self._worlds.interrupter.allowed = True
-            yield block
+            with self._weighing_exits(lambda: block.failure):
+                self._worlds.interrupter.allowed = True
+                yield block
             self._worlds.interrupter.allowed = False
             if block.failure is not None:
                 raise WorldLostError("a collective of this block has failed") from block.failure

@@ -26,10 +26,10 @@ from elasticjob.sessions.interrupt import Interrupter
 from elasticjob.sessions.machine import Stage
 from elasticjob.sessions.meetings import Meetings
 from elasticjob.sessions.memory import Memory
-from elasticjob.sessions.process_groups import ProcessGroups, first_line, is_world_failure
+from elasticjob.sessions.process_groups import ProcessGroups, describe_loss, is_world_failure
 from elasticjob.sessions.promises import Promises
 from elasticjob.sessions.recovery import LeftBehindError, StateLostError
-from elasticjob.torchcompat import failures, groups
+from elasticjob.torchcompat import groups
 
 logger = logging.getLogger("elasticjob")
 
@@ -264,14 +264,14 @@ class Worlds:
             if self.is_lost():
                 raise WorldLostError("a member was lost")
 
-    def is_failure(self, error: Exception) -> bool:
+    def is_failure(self, error: BaseException) -> bool:
         """Whether an exception means that the world is lost, and not that the script has a bug.
 
         After an abort a device goes on with wrong values. A script, or the decoding of a message, may fail at them in
-        any way; if it was a bug, it is raised again in the next world.
+        any way, also by a lack of memory for as many values as they say; if it was a bug, it is raised again in the
+        next world.
         """
-        garbled = self.groups.is_queued and self.is_lost() and not failures.is_out_of_memory(error)
-        return garbled or is_world_failure(error, self.is_lost)
+        return (self.groups.is_queued and self.is_lost()) or is_world_failure(error, self.is_lost)
 
     def _pack(self) -> None:
         if self._memory.committed < 0 or not dist.is_initialized():
@@ -284,7 +284,7 @@ class Worlds:
         except Exception as error:
             if not self.is_failure(error):
                 raise
-            self.break_off(first_line(error))
+            self.break_off(describe_loss(error))
         if not self._memory.model_state.keep(self._memory.committed, self.state.generation):
             lost = f"the world broke ({self.state.error}), and a lost rank takes its shards with it"
             self._begin_again(f"{lost}: going back to the last checkpoint")
@@ -322,7 +322,7 @@ class Worlds:
         except Exception as error:
             if not self.is_failure(error):
                 raise
-            self.break_off(first_line(error))
+            self.break_off(describe_loss(error))
             return False
         self._step(machine.Entered())
         self.entered += 1
