@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import select
 import signal
 import socket
@@ -49,6 +50,32 @@ def loss() -> Iterator[Loss]:
     yield loss
     loss.happened = False  # its thread ends
     signal.signal(signal.SIGURG, before)
+
+
+class Handler:
+    def __call__(self, *_: object) -> None:
+        raise SystemExit(3)
+
+    def end(self, *_: object) -> None:
+        raise SystemExit(3)
+
+
+def end(*_: object) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("handler", [end, Handler(), Handler().end, functools.partial(end, 1)])
+def test_an_exit_is_that_of_a_handler_or_of_the_script(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises(SystemExit) as by_signal:
+            signal.raise_signal(signal.SIGUSR2)
+        with pytest.raises(SystemExit) as by_script:
+            raise SystemExit(3)
+        assert interrupt.is_by_signal(by_signal.value)
+        assert not interrupt.is_by_signal(by_script.value)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_sleep_ends_when_the_world_is_lost(loss: Loss) -> None:
