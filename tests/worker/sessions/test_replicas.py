@@ -301,6 +301,7 @@ def test_a_script_that_leaves_its_epochs_early_stays_in_the_last_one(hub: FakeHu
     assert not hub.failures()
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_the_one_of_three_that_differs_leaves_and_the_others_go_on(hub: FakeHub, pods: Pods, steps: Steps) -> None:
     story = Story(hub, pods, steps)
     start(story, 3)

@@ -43,6 +43,7 @@ def by_step(lines: list[dict[str, Any]], world: World) -> dict[int, list[str]]:
         pytest.param(3, 1, 0, [2, 1], id="3 replicas of the whole, rank 0", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.usefixtures("backend_if_long")
 def test_the_replica_that_differs_leaves(play: Play, size: int, shards: int, guilty: int, mesh: list[int]) -> None:
     play.shards = shards
     world = start(play, size, guilty)
@@ -74,6 +75,7 @@ def test_the_replica_that_differs_leaves(play: Play, size: int, shards: int, gui
         pytest.param(2, 1, 1, id="2 replicas of the whole", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.usefixtures("backend_if_long")
 def test_two_replicas_that_differ_go_back(play: Play, size: int, shards: int, flipped: int) -> None:
     play.shards = shards
     world = start(play, size, flipped)

@@ -119,6 +119,7 @@ def play(hub: FakeHub, pods: Pods, tmp_path: Path) -> Play:
     return Play(hub, pods, Steps(tmp_path / "out"), ("--checkpoints", str(tmp_path / "saved")))
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_shards_are_cut_anew_or_read_again(play: Play) -> None:
     play.shards = None
     play.join()
@@ -177,6 +178,7 @@ def test_copies_of_shards_outlive_a_loss(play: Play, seed: int, losses: int) -> 
 
 
 @pytest.mark.parametrize(("seed", "losses"), [(1, 2), pytest.param(2, 8, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("backend_if_long")
 def test_a_loss_costs_the_steps_since_the_last_copy(play: Play, seed: int, losses: int) -> None:
     dice = random.Random(seed)
     play.shards, play.arguments = None, (*play.arguments, "--copy-every", "1")
@@ -201,6 +203,7 @@ def test_a_loss_costs_the_steps_since_the_last_copy(play: Play, seed: int, losse
     play.check_numbers(below=world.generation)
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_survivors_tell_which_shards_they_have(play: Play) -> None:
     play.shards, play.arguments = None, (*play.arguments, "--copy-every", "1")
     play.hub.set_size(4)
@@ -235,6 +238,7 @@ def check_copies(lines: Sequence[dict[str, Any]]) -> None:
     assert all(0 <= count <= 3 for count in repeated), repeated
 
 
+@pytest.mark.usefixtures("backend_if_long")
 def test_lost_copies_are_read_from_the_checkpoint(play: Play) -> None:
     play.hub.set_size(4)
     for _ in range(4):
