@@ -13,10 +13,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # `make chaos-short` 
 Curve = dict[int, set[tuple[str, float]]]  # by step: what the ranks wrote
 
 
-@pytest.fixture(scope="module")
-def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Curve]:
+@pytest.fixture(scope="module", params=["gloo", "nccl"])
+def curves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Curve]:
     folder = tmp_path_factory.mktemp("curves")
-    run_gang(PROGRAMS / "curve_program.py", 4, env={"CURVE_OUT": str(folder)}, timeout=500)
+    model = {"FAKE_NCCL": "draw=1"} if request.param == "nccl" else {}
+    run_gang(PROGRAMS / "curve_program.py", 4, env={"CURVE_OUT": str(folder), **model}, timeout=500)
     found: dict[str, Curve] = {}
     for path in sorted(folder.iterdir()):
         curve = found.setdefault(path.name, {})
