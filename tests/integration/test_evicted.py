@@ -45,6 +45,7 @@ class Evictor:
                 self.jobs.kube.request("PATCH", path, body, content_type=MERGE)
 
 
+@together
 def test_pods_that_are_evicted_soon_after_their_start_are_few(jobs: Jobs) -> None:
     """The first pods of a job, one in the place of each, and then six a minute."""
     size = 3
