@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -59,3 +61,31 @@ def test_what_is_freed_among_what_stays_goes_back_to_the_system() -> None:
 
 def test_the_memory_of_a_process() -> None:
     assert read_resident() > 2**20
+
+
+LOADING = """
+import gc, sys
+from elasticjob_operator.__main__ import calm_collector
+
+calm_collector()
+looked = []
+
+def note(phase, info):
+    if phase == "start":
+        looked.append(sum(len(gc.get_objects(generation=one)) for one in range(info["generation"] + 1)))
+
+gc.callbacks.append(note)
+kept = [[i] for i in range(1_500_000)]
+gc.collect(1)
+gc.callbacks.clear()
+print(len(looked), max(looked))
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 looks for cycles in small steps by itself")
+def test_one_look_is_at_a_bounded_number_of_objects() -> None:
+    """However much was loaded since the last one: the event loop stands still meanwhile."""
+    argv = [sys.executable, "-c", LOADING]
+    times, most = map(int, subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split())
+    assert times > 1
+    assert most <= 200_000
