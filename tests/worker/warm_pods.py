@@ -4,9 +4,6 @@ A new interpreter takes two to three seconds of processor time to import torch, 
 most tests start several. They are forked instead: each as a session of its own, with its own files, folder, arguments
 and environment, as if it was executed. Processes with variables that are read by an import start a new interpreter.
 
-They end without the destructors of the libraries that were loaded before the fork, but for those with `WHOLE_END` in
-their environment.
-
 Run as a program, this module is that process. It ends when its channel is closed, and its processes with it: nothing
 outlives the tests, even if they are killed.
 """
@@ -30,13 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
-from elasticjob_devcluster.system import processes
-
 Imports = Literal["agent", "operator"]
 
 _READ_BY_IMPORTS = ("TORCH", "PYTHON", "LOG", "OMP_", "MKL_", "CUDA", "LD_", "PATH")
 _MAX_ORDER = 1024 * 1024
-WHOLE_END = "WHOLE_END"
 
 
 class WarmProcess:
@@ -192,8 +186,6 @@ def _become(order: dict[str, object], output: int, errors: int) -> None:
         os.close(given)
     os.environ.clear()
     os.environ.update(env)
-    if WHOLE_END not in env:
-        processes.skip_destructors()
     os.chdir(str(order["cwd"]))
     sys.argv = command
     places = [str(Path(command[0]).parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]

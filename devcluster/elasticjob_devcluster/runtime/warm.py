@@ -174,7 +174,6 @@ def main() -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    processes.skip_destructors()
     channel.sendall(b"r")
     serve(channel, runtime)
 

@@ -30,18 +30,6 @@ def die_with_parent() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def skip_destructors() -> None:
-    """Let this process, and those that it forks, end without the destructors of the libraries that are loaded by now.
-
-    They give back memory that ends with the process anyway, and torch's take a seventh of a second of processor time.
-    The interpreter ends as always before them, and so do libraries that are loaded later. What libc has buffered is
-    written.
-    """
-    # What is registered last is called first. `_exit` is given the status; the other one has no parameter.
-    libc.on_exit(libc._exit, None)
-    libc.on_exit(libc.fcloseall, None)
-
-
 def start(
     argv: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:

@@ -17,9 +17,7 @@ STATUS = {"well": 0, "exit": 3, "error": 1, "interrupt": -2}
 
 @pytest.mark.parametrize("how", ["exit", "interrupt"])
 def test_an_abort_under_way_does_not_change_the_exit_status(tmp_path: Path, how: str) -> None:
-    with FakeAgent(
-        PROGRAM, tmp_path, WHOLE_END="1", BACKEND="fakenccl", FAKE_NCCL="abort=1.5", WHILE="abort", HOW=how
-    ) as agent:
+    with FakeAgent(PROGRAM, tmp_path, BACKEND="fakenccl", FAKE_NCCL="abort=1.5", WHILE="abort", HOW=how) as agent:
         agent.start(3)
         agent.wait(lambda: any(one.poll() is not None for one in agent.ranks), "rank 2 to be killed")
         agent.tell(announced=False)
@@ -31,6 +29,6 @@ def test_an_abort_under_way_does_not_change_the_exit_status(tmp_path: Path, how:
 @needs_fsdp_on_cpu
 @pytest.mark.parametrize("how", ["well", "error"])
 def test_a_copy_under_way_does_not_change_the_exit_status(tmp_path: Path, how: str) -> None:
-    with FakeAgent(PROGRAM, tmp_path, WHOLE_END="1", BACKEND="gloo", WHILE="copy", HOW=how) as agent:
+    with FakeAgent(PROGRAM, tmp_path, BACKEND="gloo", WHILE="copy", HOW=how) as agent:
         agent.start(2)
         assert [one.wait(60) for one in agent.ranks] == [STATUS[how]] * 2
