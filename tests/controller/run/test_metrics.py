@@ -188,6 +188,25 @@ def test_the_links_of_a_checked_node_have_series() -> None:
     assert found["elasticjob_preflight_round_trip_seconds", labels] == 0.002
 
 
+def test_the_checked_nodes_of_a_namespace_full_of_jobs_get_no_more_series_than_its_share() -> None:
+    """They stay in the status of a job that has ended: whoever makes jobs one after the other has ever more of them."""
+    collected = metrics.Metrics()
+    links = [api.PreflightStatus(node=f"n{one}", round_trip_seconds=0.002, bytes_per_second=1) for one in range(32)]
+    checked = RUNNING.model_copy(update={"preflight": links})
+    jobs = [("crowd", f"job-{number}") for number in range(metrics.MOST_OF_A_NAMESPACE // 32 + 5)]
+    series = b'elasticjob_preflight_bytes_per_second{namespace="%s"'
+    for job in [*jobs, JOB, *jobs]:
+        collected.update_job(job, checked)
+    page = collected.expose(START)
+    assert page.count(series % b"crowd") == metrics.MOST_OF_A_NAMESPACE
+    assert page.count(series % b"default") == 32
+    for job in jobs[:10]:
+        collected.forget_job(job)
+    for job in jobs[10:]:
+        collected.update_job(job, checked)
+    assert collected.expose(START).count(series % b"crowd") == 32 * len(jobs[10:])
+
+
 def reporting(metrics: dict[str, float], step: int = 40, seconds: float | None = 0.25) -> api.Status:
     told = api.ProgressStatus(
         step=step,
