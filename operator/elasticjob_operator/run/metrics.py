@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import prometheus_client
@@ -172,6 +173,7 @@ class Metrics:
         self._labels: dict[JobKey, str] = {}
         self._names: dict[JobKey, dict[str, str]] = {}  # of the script's metrics that have series, and their labels
         self._named: Tally[str] = Tally()  # how many of them there are, by namespace
+        self._checked: Tally[str] = Tally()  # nodes of preflight that have series, by namespace
         self._requests: dict[tuple[str, str, int], tuple[prometheus_client.Counter, prometheus_client.Histogram]] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
@@ -180,7 +182,7 @@ class Metrics:
         if before is not None and after.generation < before.generation:  # a job that was made anew
             self.forget_job(job)
             before = None
-        self._jobs[job] = after
+        self._jobs[job] = after = self._cut_links(job, before, after)
         if job not in self._labels:
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
         if after.told is not None and after.told.metrics:
@@ -198,6 +200,13 @@ class Metrics:
                 names[name] = f'{labels},metric="{_escaped(name)}"}}'
                 self._named[namespace] += 1
 
+    def _cut_links(self, job: JobKey, before: Moment | None, after: Moment) -> Moment:
+        """With the checked nodes for which the namespace has room: a job keeps them when it has ended."""
+        self._checked[job[0]] -= 0 if before is None else len(before.links)
+        kept = after.links[: MOST_OF_A_NAMESPACE - self._checked[job[0]]]
+        self._checked[job[0]] += len(kept)
+        return after if kept == after.links else replace(after, links=kept)
+
     def _count(self, record: Record) -> None:
         match record.kind:
             case Kind.FORMED:
@@ -212,11 +221,13 @@ class Metrics:
                 pass
 
     def forget_job(self, job: JobKey) -> None:
-        self._jobs.pop(job, None)
+        known = self._jobs.pop(job, None)
         self._labels.pop(job, None)
+        self._checked[job[0]] -= 0 if known is None else len(known.links)
         self._named[job[0]] -= len(self._names.pop(job, ()))
-        if not self._named[job[0]]:
-            del self._named[job[0]]
+        for tally in (self._checked, self._named):
+            if not tally[job[0]]:
+                del tally[job[0]]
 
     def observe_loop(self, lag: float, busy: float) -> None:
         """Record one sample of the event loop (seconds): see `loop_lag`."""
