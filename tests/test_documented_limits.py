@@ -49,6 +49,8 @@ LIMITS = {
     "nodes that new pods avoid because of faults": faulty_nodes.MOST_NODES,
     "events of a waiting pod that are read": quiet_pods.MOST_EVENTS,
     "bytes of the events of a waiting pod": quiet_pods.MOST_BYTES,
+    "reads of the events of a namespace's waiting pods at once": int(quiet_pods.LISTS_AT_ONCE),
+    "checked nodes of a namespace that become series of Prometheus": metrics.MOST_OF_A_NAMESPACE,
     "pods of a job that should be gone and are read at a time": overdue_pods.MOST_AT_ONCE,
     "events that wait to be written": events.MAX_WAITING,
     "news of a namespace's jobs that are written to their statuses at once, beside one in 10 s of each job": (

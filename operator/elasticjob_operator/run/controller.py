@@ -39,7 +39,7 @@ from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.news import JobNews, News
 from elasticjob_operator.run.node_memory import NodeMemory
 from elasticjob_operator.run.overdue_pods import OverduePods
-from elasticjob_operator.run.quiet_pods import QuietPods
+from elasticjob_operator.run.quiet_pods import EventLists, QuietPods
 from elasticjob_operator.sizing.values import PoolDecision
 from elasticjob_operator.templates import taking
 
@@ -143,6 +143,7 @@ class Controller:
         self._find_template = find_template
         self._faulty_nodes = NodeMemory(cache)
         self._news = News()
+        self._event_lists = EventLists()
         self._on_error = on_error  # called when a pass fails, by a bug or an API error
         self._on_wait = on_wait  # called with the seconds between a wake-up and its pass
 
@@ -331,7 +332,7 @@ class Controller:
             if again_at is not None:
                 return again_at
         held_until = now + HELD_SECONDS if outcome.is_held else None
-        is_news, look_at = await loop.quiet.look(self._api, job, pods, seen.nodes, now)
+        is_news, look_at = await loop.quiet.look(self._api, self._event_lists, job, pods, seen.nodes, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
         overdue_at = await loop.overdue.look(self._api, self._cache, pods, job.namespace, now)

@@ -19,7 +19,7 @@ from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
-from elasticjob_operator.run.quiet_pods import QuietPods
+from elasticjob_operator.run.quiet_pods import EventLists, QuietPods
 from elasticjob_operator.times import format_time
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,7 +47,7 @@ async def test_large_events_are_not_read_to_their_end(tmp_path: Path) -> None:
     async with answering(answer, tmp_path) as api:
         api.leadership.lend(math.inf)
         quiet = QuietPods()
-        await quiet.look(api, make_job(), [pod], ("node0",), NOW)
+        await quiet.look(api, EventLists(), make_job(), [pod], ("node0",), NOW)
     assert quiet.said == {pod.uid: (False, "")}, "and the job goes on without them"
     assert sent < EVENTS * len(EVENT) / 2
 
@@ -59,7 +59,9 @@ async def test_a_pod_without_a_node_is_looked_at_before_others_remove_it(tmp_pat
     young: dict[str, Any] = {"created": NOW - 1, "scheduled": NOW - 1, "waiting": "ContainerCreating"}
     for nodes, seconds in (((), 4), (("node0",), 14)):
         async with answering(answer, tmp_path) as api:
-            _, again = await QuietPods().look(api, make_job(), [make_pod(0, "Pending", **young)], nodes, NOW)
+            _, again = await QuietPods().look(
+                api, EventLists(), make_job(), [make_pod(0, "Pending", **young)], nodes, NOW
+            )
         assert again == NOW + seconds
 
 
