@@ -353,3 +353,27 @@ async def test_a_node_that_has_pods_of_many_jobs_wakes_a_few_of_them_at_a_time(
             while len(forgotten) < jobs:  # noqa: ASYNC110 - nobody sets an event
                 await asyncio.sleep(0.001)
         await parts.controller.stop()
+
+
+async def test_many_that_are_woken_at_once_let_a_job_of_another_namespace_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of them needs to exist."""
+    jobs, woken = 10_000, dict[str, int]()
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+
+        def note(key: JobKey) -> None:
+            woken.setdefault(key[0], len(asyncio.all_tasks()))
+
+        monkeypatch.setattr(parts.metrics, "forget_job", note)
+        api.leadership.lend(math.inf)
+        parts.controller.start()
+        for number in range(jobs):
+            parts.controller.notice(("t", f"j{number}"))
+        parts.controller.notice(("other", "j"))
+        async with asyncio.timeout(50):
+            while "other" not in woken:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        await parts.controller.stop()
+    assert woken["other"] < 0.9 * jobs, "the others slept still"
