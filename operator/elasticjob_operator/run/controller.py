@@ -23,7 +23,7 @@ from elasticjob_operator.hub import server as hubs
 from elasticjob_operator.integrations.queue import Queue
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
-from elasticjob_operator.kube.fair_queue import Slots
+from elasticjob_operator.kube.fair_queue import Slots, Turns
 from elasticjob_operator.kube.reduced_jobs import reduce_item
 from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
@@ -132,7 +132,8 @@ class Controller:
         self._order = Slots(1)
         self._threads = Threads("plan")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asleep: dict[JobKey, None] = {}  # those that are still to be woken, in order
+        self._asleep: set[JobKey] = set()  # those that are still to be woken ...
+        self._order_of_asleep: Turns[JobKey] = Turns()  # ... of which namespaces have one in turn
         self._waking: asyncio.Task[None] | None = None
         self._begun = 0  # tasks of jobs in this turn of the event loop
         self._active = False
@@ -161,23 +162,25 @@ class Controller:
 
     def _let_sleep(self, key: JobKey) -> None:
         """Wake this job when others have had the loop."""
-        self._asleep[key] = None
+        if key not in self._asleep:
+            self._asleep.add(key)
+            self._order_of_asleep.push(key, key)
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(self._wake_asleep())
             self._tasks.add(self._waking)
             self._waking.add_done_callback(self._tasks.discard)
 
     async def _wake_asleep(self) -> None:
-        """Ten thousand jobs are ten thousand tasks: others have the loop in between."""
-        while self._asleep:
-            key = next(iter(self._asleep))
-            del self._asleep[key]
-            self.wake(key)
+        """Ten thousand jobs are ten thousand tasks: others have the loop in between, and take turns by namespace."""
+        while (found := self._order_of_asleep.pop(lambda _: True)) is not None:
+            self._asleep.discard(found[1])
+            self.wake(found[1])
             await turn.pause()
 
     async def stop(self) -> None:
         self._active = False
         self._asleep.clear()
+        self._order_of_asleep = Turns()
         for loop in self._loops.values():
             if loop.timer is not None:
                 loop.timer.cancel()
