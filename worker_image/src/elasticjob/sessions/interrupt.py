@@ -7,17 +7,18 @@ A signal reaches it there, also in a sleep or a read, and raises an ordinary exc
 from __future__ import annotations
 
 import contextlib
-import functools
+import inspect
+import itertools
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from elasticjob.errors import WorldLostError
+from elasticjob.errors import ElasticJobError, WorldLostError
+from elasticjob.torchcompat import failures
 
 _SIGNAL = signal.SIGURG  # ignored by default, so a late signal is harmless
 _EVERY = 0.05  # seconds between two attempts: the thread may be in code that must not be interrupted
@@ -59,6 +60,8 @@ class Interrupter:
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
         if self.allowed and frame is not None and not _is_own(frame) and self._is_wanted():
+            if any(_is_handler(one) for one, _ in traceback.walk_stack(frame)):
+                return  # of another signal, which is sent once
             self.allowed = False
             raise WorldLostError("a member was lost")
 
@@ -67,15 +70,39 @@ def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN_CODE)
 
 
-def is_by_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised it, wherever the script was. A signal is sent once."""
-    handlers = {_find_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+def find_meant_by_signal(error: BaseException) -> BaseException | None:
+    """What a handler of a signal wants the script to end with, if that is why a block has ended: a signal is sent once.
+
+    That is what the handler has raised, or the exit that the script made of it. What a loss does to a handler is not
+    meant by the signal.
+    """
+    found: list[BaseException] = []
+    for one in _all_of(error):
+        if isinstance(one, ElasticJobError) or failures.is_broken_communication(one):
+            continue
+        found.append(one)
+        if any(_is_handler(frame) for frame, _ in traceback.walk_tb(one.__traceback__)):
+            return next((exit_ for exit_ in found if isinstance(exit_, SystemExit)), one)
+    return None
 
 
-def _find_code(handler: Any) -> object:
-    """That of a function, of a method, or of an object that can be called."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    function = handler if hasattr(handler, "__code__") or not callable(handler) else type(handler).__call__
-    return getattr(function, "__code__", None)
+def _all_of(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that were handled when it was raised, the last one first, also those that it hides."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__context__ or one.__cause__
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether this is the script's function that Python has called for a signal: with its number and where it came."""
+    if _is_own(frame):
+        return False
+    here = inspect.getargvalues(frame)
+    further = here.locals.get(here.varargs) if here.varargs else None
+    given = [*(here.locals.get(name) for name in here.args), *(further if isinstance(further, tuple) else ())]
+    return any(
+        isinstance(number, int) and isinstance(came_in, FrameType) for number, came_in in itertools.pairwise(given)
+    )

@@ -35,7 +35,7 @@ from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
-from elasticjob.sessions.interrupt import is_by_signal
+from elasticjob.sessions.interrupt import find_meant_by_signal
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
@@ -411,6 +411,7 @@ class Session:
             cause = self._find_cause(error, self._fence.failure)
             if cause is None:
                 raise
+            _raise_meant_by_signal(error)
             self._break(cause)
         finally:
             self._worlds.interrupter.allowed = False
@@ -422,7 +423,7 @@ class Session:
             yield
         except SystemExit as error:
             self._worlds.interrupter.allowed = False
-            if is_by_signal(error) or self._find_cause(error, noted()) is None:
+            if find_meant_by_signal(error) is not None or self._find_cause(error, noted()) is None:
                 raise
             raise WorldLostError("a member was lost, and the script ended itself") from error
 
@@ -459,6 +460,7 @@ class Session:
             cause = self._find_cause(error, block.failure)
             if cause is None:
                 raise
+            _raise_meant_by_signal(error)
             logger.warning("After step %d: the world broke (%s).", self.committed, cause)
             self._worlds.break_off(cause)
             self._buffers.take_back()
@@ -624,6 +626,15 @@ class Session:
             if self.committed != before:
                 self._memory.keep_place()
         self._replicas.enter()
+
+
+def _raise_meant_by_signal(error: BaseException) -> None:
+    """A loss may become known while a script ends because of a signal, which is sent once."""
+    if (meant := find_meant_by_signal(error)) is not None:
+        try:
+            raise meant
+        finally:
+            del meant  # an error that a frame of its own keeps would keep them all
 
 
 def _has_closure(given: tuple[Any, ...], more: Mapping[str, Any]) -> bool:

@@ -48,7 +48,7 @@ def can_be_recognized() -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device ran out of memory: the script's problem, whatever the state of the world."""
+    """Whether a device ran out of memory: the script's problem, unless wrong values have asked for it."""
     return isinstance(error, torch.cuda.OutOfMemoryError)
 
 
