@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,14 +13,15 @@ from elasticjob import ElasticDistributedSampler
 
 is_wrong = sys.argv[1] == "wrong"
 torch.manual_seed(0)
-model = torch.nn.Linear(2, 1)
-rest = torch.nn.Linear(1, 1)  # trained by a second optimizer
+model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(1, 1))  # the second part has another optimizer
+other = torch.nn.Linear(1, 1) if is_wrong else torch.nn.Identity()  # nobody reduces its gradients
 data = TensorDataset(torch.ones(9, 2))
 sampler = ElasticDistributedSampler(data, global_batch_size=4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-second = torch.optim.Adam(rest.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+second = torch.optim.Adam(model[1].parameters(), lr=0.1)
+third = torch.optim.SGD(other.parameters() if is_wrong else model[0].parameters(), lr=0.0)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-extras = {"scheduler": scheduler} if is_wrong else {"scheduler": scheduler, "second": second}
+extras: dict[str, Any] = {"scheduler": scheduler, "third": third} | ({} if is_wrong else {"second": second})
 session = elasticjob.Session(model=model, optimizer=optimizer, sampler=None if is_wrong else sampler, **extras)
 loader = DataLoader(data, batch_size=4) if is_wrong else DataLoader(data, batch_sampler=sampler)
 for epoch in range(3):
@@ -27,10 +29,11 @@ for epoch in range(3):
     for (x,) in session.batches(loader):
         with session.step():
             called = model if is_wrong and epoch == 2 else session.model
-            session.backward(rest(called(x)).mean())
+            session.backward(other(called(x)).mean())
             if session.ends_step:
                 optimizer.step()
                 second.step()
+                third.step()
                 optimizer.zero_grad()
                 if not is_wrong and sampler.is_over():
                     scheduler.step()
@@ -39,7 +42,7 @@ for epoch in range(3):
         if epoch == 1:
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
     with session.step():  # left out
-        session.backward(rest(session.model(torch.ones(1, 2))).mean())
+        session.backward(other(session.model(torch.ones(1, 2))).mean())
         if not is_wrong:
             optimizer.zero_grad()
             second.zero_grad()
