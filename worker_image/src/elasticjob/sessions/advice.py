@@ -81,6 +81,15 @@ def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
+def judge_outside(optimizer: torch.optim.Optimizer) -> str:
+    """What is wrong with a step of an optimizer that trains other parameters than the session's model."""
+    return (
+        f"{type(optimizer).__name__} trains parameters that are not of the session's model: nobody adds their gradients"
+        " up over the ranks, so each rank trains others, unless the script does that. Make one model of all modules"
+        " that are trained, such as torch.nn.ModuleDict, whose forward() calls them, and call session.model."
+    )
+
+
 def judge_groups(groups: Iterable[Iterable[str]]) -> str:
     """Whether groups that an optimizer has got have parameters of no module that the session knows."""
     if all(name for group in groups for name in group):
@@ -126,23 +135,26 @@ class Adviser:
         extras: Mapping[str, Any],
         optimizers: Sequence[torch.optim.Optimizer],
         knows: Callable[[Any], bool],
+        is_reduced: Callable[[torch.optim.Optimizer], bool],
         is_first: Callable[[], bool],
         read_groups: Callable[[], Mapping[str, Sequence[Iterable[str]]]],
     ) -> None:
         """`optimizers` are those that stay the same in all worlds; `knows` one that the session has at present;
-        `is_first`: this rank is the one that speaks; `read_groups`: the names of the parameters in their groups, by
-        optimizer.
+        `is_reduced`: the gradients of all that it trains are those of all ranks; `is_first`: this rank is the one that
+        speaks; `read_groups`: the names of the parameters in their groups, by optimizer.
         """
         self._optimizers = optimizers
         self._groups = self._count_groups()
         self._schedulers = {
             name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)
         }
-        self._knows, self._is_first, self._read_groups = knows, is_first, read_groups
+        self._knows, self._is_reduced, self._is_first, self._read_groups = knows, is_reduced, is_first, read_groups
         self._known = {name: len(found) for name, found in read_groups().items()}
         self._inside = False
         self._counts: Mapping[str, int] = {}  # of the schedulers after the last block
         self._world: object = None  # in which that was
+        self._here: object = None  # the world of the present block
+        self._seen: set[tuple[object, int, int]] = set()  # optimizers that have stepped, by world and number of groups
         self._told: set[str] = set()
         self._hook = register_optimizer_step_post_hook(self._note_step)
 
@@ -152,7 +164,7 @@ class Adviser:
 
     def begin(self, world: object) -> None:
         """A block begins, in this world."""
-        self._inside = True
+        self._inside, self._here = True, world
         if self._schedulers and world == self._world:  # in a new one, they may have been loaded
             self._tell("scheduler", judge_schedules(self._counts, self._count()))
         groups, self._groups = self._groups, self._count_groups()
@@ -188,8 +200,14 @@ class Adviser:
         return {name: one.last_epoch for name, one in self._schedulers.items()}
 
     def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._inside and not self._knows(optimizer):
+        if not self._inside:
+            return
+        if not self._knows(optimizer):
             self._tell("optimizer", judge_optimizer(optimizer))
+        elif (seen := (self._here, id(optimizer), len(optimizer.param_groups))) not in self._seen:
+            self._seen.add(seen)
+            if not self._is_reduced(optimizer):
+                self._tell("outside", judge_outside(optimizer))
 
     def _tell(self, topic: str, text: str) -> None:
         if text and topic not in self._told:

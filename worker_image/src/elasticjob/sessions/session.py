@@ -177,7 +177,14 @@ class Session:
         self._aside = Early(model if can_go_back else None, ())  # the same in a block between two steps
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
-        self._adviser = Adviser(extras, lasting, self._memory.knows, lambda: self.rank == 0, self._memory.read_groups)
+        self._adviser = Adviser(
+            extras,
+            lasting,
+            self._memory.knows,
+            self._is_reduced,
+            lambda: self.rank == 0,
+            self._memory.read_groups,
+        )
         self._block: Block | None = None  # between two steps, of the script's
         self._left_by: str | None = None  # the exception that has ended the last block, but not what it holds
         self._went_back = False  # to a step before the last one, in the same world
@@ -534,6 +541,10 @@ class Session:
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
             self._worlds.interrupter.allowed = False
             self._fence.begin_applying(self._agree)
+
+    def _is_reduced(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what this optimizer trains gets the gradients of all ranks."""
+        return self.world_size == 1 or self._is_virtual or self._memory.is_of_model(optimizer)
 
     def _end_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
