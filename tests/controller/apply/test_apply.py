@@ -14,7 +14,7 @@ from aiohttp import web
 from controller.api_fixture import answering
 from controller.builders import make_job, make_world
 from elasticjob_operator import api
-from elasticjob_operator.api import names
+from elasticjob_operator.api import names, wire
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.apply import Applier
 from elasticjob_operator.kube.cache import Cache
@@ -216,17 +216,62 @@ async def test_a_status_that_decides_is_tried_rarely_and_told(tmp_path: Path) ->
         connected.leadership.lend(math.inf)
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
         plan = Plan(api.Status(rendezvous=make_world(2)), announces=True)
-        for now, version, expected in ((0.0, "1", 2), (0.5, "1", 2), (2.0, "1", 3), (3.0, "1", 3), (3.1, "2", 4)):
+        for now, version, expected in ((0.0, "1", 1), (0.5, "1", 1), (2.0, "1", 2), (3.0, "1", 2), (3.1, "2", 3)):
             with pytest.raises(ApiError) as error:
                 await applier.apply(TRAINS, version, plan, now)
             assert (error.value.retry_after or 0.0) > 0.0
-            assert tried == expected, "first without what only informs; then later and later, until the job has changed"
+            assert tried == expected, "later and later, until the job has changed"
         for minute in range(600):
             with pytest.raises(ApiError):
                 await applier.apply(TRAINS, "2", plan, 60.0 * minute)
         assert 100 < tried < 200
         await applier.recorder.close()
     assert len([told for told in events if "the job waits" in told and "status.rendezvous" in told]) == 1
+
+
+async def test_a_job_that_breaks_a_rule_is_told_once_and_begins_nothing_new(tmp_path: Path) -> None:
+    """No field of its status is to blame. A world that stops could not be followed by another one."""
+    is_mended, tried, events, directed = False, list[str](), list[str](), list[Any]()
+
+    class Directed(Hub):
+        def direct(self, job: Any, directives: Any) -> None:
+            directed.append(directives)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if request.path.endswith("/events"):
+            events.append(body["message"])
+            return web.json_response(body)
+        tried.append(request.path)
+        if is_mended:
+            metadata = {"name": "digits", "namespace": "default", "uid": "u", "resourceVersion": "3", "generation": 2}
+            return web.json_response({"metadata": metadata, "spec": {}, "status": {}})
+        why = 'ElasticJob.elasticjob.dev "digits" is invalid: <nil>: Invalid value: replicas are above maxReplicas'
+        return web.json_response({"kind": "Status", "reason": "Invalid", "message": why, "code": 422}, status=422)
+
+    job = replace(TRAINS, status_raw=TRAINS.status.dump())
+
+    def trained(step: int) -> Plan:
+        return Plan(revise(TRAINS.status, progress=api.ProgressStatus(step=step)), {"a": wire.Stop(reason="done")})
+
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(
+            connected, Cache(lambda key: None), Directed(), manifests.Settings(hub_url="ws://hub:1"), "me"
+        )
+        again = [(await applier.apply(job, "1", trained(step), 0.1 * step)).again_at for step in range(1, 1200)]
+        assert len(tried) == 7, "after 1, 2, 4 ... seconds"
+        assert all(at is not None and at > 0.1 * step for step, at in enumerate(again, 1))
+        assert len(directed) == 1, "before anything was refused"
+        with pytest.raises(ApiError):
+            await applier.apply(job, "1", Plan(api.Status(rendezvous=make_world(2)), announces=True), 120.0)
+        assert len(tried) == 7, "it would be refused, too"
+        is_mended = True
+        assert (await applier.apply(job, "2", trained(1201), 120.1)).again_at is None
+        assert len(tried) == 8, "what has changed is tried at once"
+        assert len(directed) == 2
+        await applier.recorder.close()
+    assert len(events) == 1 and "until its spec is mended" in events[0] and "above maxReplicas" in events[0]
 
 
 async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_path: Path) -> None:

@@ -307,9 +307,63 @@ def test_a_field_that_a_webhook_has_added_is_found_behind_a_long_text() -> None:
     assert named.message.startswith("the API server rejects the pod for spec.priority, which is not in spec.template")
 
 
-def test_a_status_is_written_without_the_field_that_is_named_behind_a_long_text() -> None:
-    error = invalid(("status.progress.step", "Invalid value: 1: no"), padding="x" * 9000)
-    assert refusals.find_unwritable(error, ["progress", "goodput"]) == ("progress",)
+RULE = ("<nil>", "Invalid value: replicas must not be greater than elasticPolicy.maxReplicas")
+OLD_RULE = ("<nil>", 'Invalid value: "object": failed rule: self.status.progress.step > 0')
+BOUND = ("spec.replicas", "Invalid value: 200000: spec.replicas in body should be less than or equal to 100000")
+STEP = ("status.progress.step", "Invalid value: 1: no")
+WORLD = ("status.rendezvous.generation", "Invalid value: -1: no")
+# Where one field is invalid, API servers with rules say this, too.
+UNCHECKED = (
+    "<nil>",
+    "Invalid value: null: some validation rules were not checked because the object was invalid; correct the existing "
+    "errors to complete validation",
+)
+
+
+@pytest.mark.parametrize(
+    ("causes", "left_out", "told"),
+    [
+        pytest.param([STEP], ("progress",), "the job waits", id="a field of the status"),
+        pytest.param([(".status.replicas", "Invalid value: -3: no")], ("replicas",), "the job waits", id="with a dot"),
+        pytest.param([STEP, UNCHECKED], ("progress",), "the job waits", id="and rules that were not checked"),
+        pytest.param([STEP, ("status.goodput", "no")], ("goodput", "progress"), "the job waits", id="two fields"),
+        pytest.param([WORLD], (), "the job waits", id="a field that decides"),
+        pytest.param([STEP, WORLD], (), "the job waits", id="a field, and one that decides"),
+        pytest.param([("status.phase", "Unsupported value")], (), "the job waits", id="a field that is not written"),
+        pytest.param([("status", "Invalid value: no")], (), "the job waits", id="the status"),
+        pytest.param([("", "failed expression: false")], (), "the job waits", id="no field"),
+        pytest.param([RULE], (), "until its spec is mended", id="a rule between fields of the spec"),
+        pytest.param([OLD_RULE], (), "until its spec is mended", id="a rule that names the status"),
+        pytest.param([BOUND], (), "until its spec is mended", id="a bound of a field of the spec"),
+        pytest.param([STEP, BOUND], (), "until its spec is mended", id="a field of the status, and one of the spec"),
+        pytest.param(
+            [("spec.template", 'Invalid value: "status.progress.step": no')],
+            (),
+            "until its spec is mended",
+            id="a text of the spec that looks like a field of the status",
+        ),
+    ],
+)
+@pytest.mark.parametrize("padding", ["", "x" * 9000], ids=["short", "behind a long text"])
+def test_which_fields_of_a_status_are_left_out(
+    causes: list[tuple[str, str]], left_out: tuple[str, ...], told: str, padding: str
+) -> None:
+    error = invalid(*causes, padding=padding)
+    assert refusals.find_unwritable(error, ["progress", "goodput", "replicas", "rendezvous"]) == left_out
+    assert told in refusals.explain_unwritten(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "left_out"),
+    [
+        ('ElasticJob.elasticjob.dev "a" is invalid: status.progress.step: Invalid value: 1: no', ("progress",)),
+        ('ElasticJob.elasticjob.dev "a" is invalid: [status.progress: no, spec.replicas: no]', ("progress",)),
+        ('ElasticJob.elasticjob.dev "a" is invalid: <nil>: Invalid value: status.progress is no', ()),
+        ('elasticjobs "a" is forbidden: ValidatingAdmissionPolicy denied request: status.progress', ()),
+    ],
+)
+def test_where_the_api_server_lists_no_causes_its_message_is_read(message: str, left_out: tuple[str, ...]) -> None:
+    assert refusals.find_unwritable(ApiError(422, "Invalid", message), ["progress", "goodput"]) == left_out
 
 
 def test_of_a_long_list_so_much_is_kept_as_can_be_looked_through() -> None:
