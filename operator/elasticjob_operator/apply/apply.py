@@ -63,14 +63,15 @@ class Outcome:
     is_held: bool = False  # a pod's name is taken by a terminating pod, or was a moment ago
     unresized: tuple[str, str] = ("", "")  # the template that the API server does not resize a pod to, and why
     undeleted: tuple[str, str] | None = None  # (reason, message) if it does not delete what the job no longer needs
+    again_at: float | None = None  # when a status that it refuses is sent again
 
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A status that the API server does not take, and without whose fields nothing may go on."""
+    """The answer to a status that the API server does not take, and that no field less would make right."""
 
     error: ApiError
-    version: str  # of the job: what has changed is tried at once
+    version: str  # of the job
     failures: int
     until: float
 
@@ -94,12 +95,15 @@ class Applier:
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carry out the plan. Raises ApiError if it has to be retried."""
         self._held.discard(job.key)
-        if not plan.announces:
+        # While its status is refused, nothing new is begun: a world that stops could not be followed by another one.
+        waits = plan.announces or self._find_refused(job, version) is not None
+        if not waits:
             self._hub.direct(job.key, plan.directives)
         if plan.confirm:
             await self._confirm(job)
         refused = await self._write(job, version, plan, now)
-        if plan.announces:
+        unwritten = self._find_refused(job, version)
+        if waits and unwritten is None:
             self._hub.direct(job.key, plan.directives)
         undeleted = await self._delete_all(job, plan)
         unresized = await resizing.resize_all(self._api, self._cache, job, plan.resize)
@@ -109,7 +113,8 @@ class Applier:
         is_held = job.key in self._held
         self._held.discard(job.key)
         problem, blocks = refusals.find_problem(refused), refusals.is_blocking(refused)
-        return Outcome(problem, blocks, is_held, unresized, refusals.find_undeleted(undeleted))
+        again_at = unwritten.until if unwritten is not None else None
+        return Outcome(problem, blocks, is_held, unresized, refusals.find_undeleted(undeleted), again_at)
 
     def wait_until(self, job: Job, plan: Plan, now: float) -> float:
         """When the API server may be asked for what this plan creates; `now` (monotonic) if it may be at once."""
@@ -199,16 +204,19 @@ class Applier:
     async def _patch_status(self, job: Job, version: str, status: api.Status, plan: Plan, now: float) -> None:
         """Write the status, without what the API server refuses of it: that must not hold up all the rest."""
         if status == job.status:  # even if others write to it: their fields are not the operator's
+            self._refused.pop(job.uid, None)
             return
-        refused = self._refused.get(job.uid)
-        if refused is not None and refused.version == version and now < refused.until:
-            raise refused.error
         unwritable = self._unwritable.get(job.uid, {})
         is_large = len(status.rendezvous.members) + len(job.status.rendezvous.members) > MOST_MEMBERS_IN_LOOP
         build = functools.partial(manifests.status_patch, job, status, plan.keep)  # of frozen values
         patch = await asyncio.to_thread(build) if is_large else build()
         patch = {name: value for name, value in patch.items() if name not in unwritable or unwritable[name] != value}
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
+        refused = self._find_refused(job, version)
+        if refused is not None and now < refused.until:
+            if refusals.decides(patch):
+                raise refused.error
+            return
         while patch:
             # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
             body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
@@ -218,25 +226,34 @@ class Applier:
                 left_out = refusals.find_unwritable(error, patch)
                 if not left_out:
                     self._note_refused(job, version, error, now)
-                    raise
+                    if error.status != 422 or refusals.decides(patch):
+                        raise
+                    return
                 unwritable = {**unwritable, **{name: patch[name] for name in left_out}}
                 self._unwritable[job.uid] = unwritable
                 patch = {name: value for name, value in patch.items() if name not in left_out}
                 told = f"{', '.join(f'status.{name}' for name in left_out)}: not written, since the API server refuses"
                 self.recorder.record(job, [Event("StatusRefused", f"{told} it: {error.message}", warning=True)], now)
             else:
+                self._refused.pop(job.uid, None)
                 return
+
+    def _find_refused(self, job: Job, version: str) -> _Refused | None:
+        """The refusal of a status of this job as it is; one that has changed is tried at once."""
+        refused = self._refused.get(job.uid)
+        return refused if refused is not None and refused.version == version else None
 
     def _note_refused(self, job: Job, version: str, error: ApiError, now: float) -> None:
         """Try later and later what the API server will hardly take, and tell whose job waits for it."""
         if error.status != 422:
             return
-        known = self._refused.get(job.uid)
-        failures = known.failures + 1 if known is not None and known.version == version else 1
+        same = self._find_refused(job, version)
+        failures = same.failures + 1 if same is not None else 1
         error.retry_after = find_pause(failures, first=REFUSED_SECONDS, most=MOST_REFUSED_SECONDS)
+        is_known = job.uid in self._refused
         self._refused[job.uid] = _Refused(error, version, failures, now + error.retry_after)
-        if known is None:
-            told = f"the job waits: the API server refuses its status, which is tried again later: {error.message}"
+        if not is_known:
+            told = refusals.explain_unwritten(error)
             self.recorder.record(job, [Event("StatusRefused", told, warning=True)], now)
 
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:

@@ -13,7 +13,12 @@ from elasticjob_operator.model import reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
-_STATUS_FIELD: Final = re.compile(r"\bstatus\.([A-Za-z]{1,64})")
+# The field that the API server refuses, in an item of its list, or at the beginning of its message; "<nil>" is all.
+_REFUSED_FIELD: Final = re.compile(
+    r'(?:\S{1,253} "[^"]{0,253}" is invalid: \[?)?'
+    r"(?:<nil>|\.?(?P<part>spec|status|metadata)\b(?:\.(?P<field>\w{1,64}))?)"
+)
+_UNCHECKED: Final = "some validation rules were not checked"  # beside what is invalid: no fault of its own
 _DEEPEST: Final = 12  # levels of a pod in which quantities are looked for
 _LONGEST_KEY: Final = 64  # characters of a key of the pod
 _MOST_TOLD: Final = 16
@@ -206,15 +211,35 @@ def is_unserved(error: ApiError) -> bool:
 
 
 def find_unwritable(error: ApiError, patch: Collection[str]) -> tuple[str, ...]:
-    """The fields of a status to leave out, because the API server refuses them; none if the error is of another kind.
+    """The fields of a status to leave out, because the API server refuses them; none if that would not be enough.
 
-    Those that it names, or else all. Never those on which decisions depend: without them the pass has to be repeated.
+    It checks the whole object: what is wrong elsewhere is not mended by a shorter status. Nor are fields left out on
+    which decisions depend: without them the pass has to be repeated.
     """
     if error.status != 422:
         return ()
-    informative = set(patch) - reading.DECIDING
-    named = set(itertools.chain.from_iterable(map(_STATUS_FIELD.findall, error.causes)))
-    return tuple(sorted(informative & named or informative))
+    named = {found["field"] if found and found["part"] == "status" else None for found in _find_fields(error)}
+    return tuple(sorted(name for name in named if name)) if named <= set(patch) - reading.DECIDING else ()
+
+
+def decides(patch: Collection[str]) -> bool:
+    """Whether decisions depend on a field of this part of a status."""
+    return not reading.DECIDING.isdisjoint(patch)
+
+
+def explain_unwritten(error: ApiError) -> str:
+    """What a job is told whose status is not written."""
+    if any(found and found["part"] != "status" for found in _find_fields(error)):
+        return (
+            "the API server refuses the job as it is stored, and with it each status: its pods go on, but nothing "
+            f"changes until its spec is mended: {error.message}"
+        )
+    return f"the job waits: the API server refuses its status, which is tried again later: {error.message}"
+
+
+def _find_fields(error: ApiError) -> list[re.Match[str] | None]:
+    """The field of each cause of a refusal; None for one that names none."""
+    return [_REFUSED_FIELD.match(cause) for cause in error.causes if _UNCHECKED not in cause]
 
 
 def explain_resize(pod: str, error: ApiError) -> str | None:

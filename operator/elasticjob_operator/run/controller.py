@@ -339,7 +339,10 @@ class Controller:
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
         overdue_at = await loop.overdue.look(self._api, self._cache, pods, job.namespace, now)
-        return first(made.wake_at, settled, held_until, look_at, overdue_at, now + told_in if told_in else None)
+        return first(
+            *(made.wake_at, settled, held_until, look_at, overdue_at, outcome.again_at),
+            now + told_in if told_in else None,
+        )
 
     def _find_origin(self, job: Job) -> Job | None:
         """The job that this one waits for, to begin from its archive: one of the same namespace."""
