@@ -167,3 +167,21 @@ def test_the_longest_life_of_a_row_is_kept() -> None:
     assert lived(None, NEW, HASTY) == 2.0
     assert lived(known(1, lived_seconds=5.0), NEW) == 5.0
     assert lived(known(1, lived_seconds=1.0), NEW) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("failed_ago", "told"),
+    [
+        pytest.param(None, "2 consecutive starts without progress; no pod has failed: they", id="none has failed"),
+        pytest.param(10.0, "2 consecutive failures without progress; last: it failed", id="the last one"),
+        pytest.param(8.0, "2 consecutive failures without progress; last: it failed", id="of the same round"),
+        pytest.param(
+            11.0, "2 consecutive starts without progress; the last pods have not failed: they", id="before others"
+        ),
+    ],
+)
+def test_a_failure_is_told_if_nothing_else_has_ended_pods_since(failed_ago: float | None, told: str) -> None:
+    failed = None if failed_ago is None else api.FailureStatus(time=format_time(NOW - failed_ago), message="it failed")
+    restarts = api.RestartStatus(backoff=known(2, ago=10.0))
+    found = backoff_rules.describe(api.Status(restarts=restarts, last_failure=failed))
+    assert found is not None and found[1].startswith(told)

@@ -259,6 +259,24 @@ def test_a_condition_says_what_fails_and_when_it_is_tried_again() -> None:
     assert cluster.condition("Degraded")[0] == "False"
 
 
+def test_pods_that_somebody_deletes_are_not_told_as_an_earlier_failure() -> None:
+    cluster = make_cluster()
+    cluster.run_until(lambda: cluster.trains and cluster.size == 4)
+    cluster.kill(cluster.member(3).record.index)
+    for _ in range(2):
+        cluster.run_until(lambda: cluster.trains and cluster.size < 4)
+        cluster.run_until(lambda: cluster.trains and cluster.size == 4)
+        cluster.delete_pod(cluster.member(3).uid, grace=1.0)
+    cluster.run_until(lambda: cluster.trains and cluster.size < 4)
+    found = cluster.status.condition("Degraded")
+    assert found is not None and found.reason == "BackOff"
+    assert cluster.status.last_failure is not None, "it is still known"
+    assert "consecutive starts without progress" in found.message
+    assert found.message.endswith(
+        "; the last pods have not failed: they were evicted or deleted, or ended, soon after their start"
+    )
+
+
 def test_the_back_off_outlives_the_operator() -> None:
     cluster = make_cluster("exit137")
     cluster.run(60)
