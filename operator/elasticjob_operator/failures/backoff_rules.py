@@ -194,9 +194,11 @@ def describe(status: api.Status) -> tuple[str, str] | None:
     backoff = status.restarts.backoff
     if backoff is None or (backoff.repeats < 2 and backoff.until is None and status.rendezvous.generation > 0):
         return None
-    what, last = "start", "; no pod has failed: they were evicted or deleted, or ended, soon after their start"
-    if status.last_failure:
-        what, last = "failure", f"; last: {status.last_failure.message}"
+    failure, since = status.last_failure, parse_time(backoff.since) or 0.0
+    what, whose = "start", "the last pods have not failed" if failure else "no pod has failed"
+    last = f"; {whose}: they were evicted or deleted, or ended, soon after their start"
+    if failure and (parse_time(failure.time) or since) >= since:
+        what, last = "failure", f"; last: {failure.message}"
     again = f"; next attempt at {backoff.until}" if backoff.until else ""
     many = f"{backoff.repeats} consecutive {what}s" if backoff.repeats > 1 else f"a {what}"
     first = "; one pod is tried before the others" if backoff.held > 1 and backoff.repeats >= SHARED_TRIES else ""
