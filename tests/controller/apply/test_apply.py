@@ -252,7 +252,8 @@ async def test_a_job_that_breaks_a_rule_is_told_once_and_begins_nothing_new(tmp_
     job = replace(TRAINS, status_raw=TRAINS.status.dump())
 
     def trained(step: int) -> Plan:
-        return Plan(revise(TRAINS.status, progress=api.ProgressStatus(step=step)), {"a": wire.Stop(reason="done")})
+        status = revise(TRAINS.status, progress=api.ProgressStatus(step=step))
+        return Plan(status, directives={"a": wire.Stop(reason="done")})
 
     async with answering(answer, tmp_path) as connected:
         connected.leadership.lend(math.inf)
