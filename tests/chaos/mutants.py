@@ -239,7 +239,7 @@ MUTANTS = (
            "        if not entry.notes.has(cost, rate, burst, now):\n            return True\n        if False:\n", DOORS,
            breaks="A worker cannot fill the operator's log"),
     Mutant("any number of probes", "run/http.py", "patience=PATIENCE, capacity=self._capacity", "patience=PATIENCE, capacity=10**9",
-           METRICS, breaks="Idle connections cannot block the port for health and metrics"),
+           METRICS, breaks="Connections that idle or read slowly cannot block the port for health and metrics, or fill the memory"),
     Mutant("messages of any size", "collectives/messages.py", "if not all(0 <= length <= MAX_BYTES for", "if not all(0 <= length for",
            ("tests/worker/collectives/test_messages.py",), package=RUNTIME,
            breaks="ElasticJob's own code unpickles nothing from the network"),
