@@ -459,7 +459,7 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_holds_up_nobody() -> N
                 assert await calm.directive() == world
                 with contextlib.suppress(ConnectionError):
                     await deaf.frame(9, b"")
-            assert running.hub.counts["closed:slow"] == 1
+            assert running.hub.counts["closed:slow"] == 1, running.hub.counts
             assert running.hub.agents(JOB)[UID].lost_by == "silent"
             assert running.hub.counts["directives"] < 2 * generation, "what it cannot take is not queued"
 

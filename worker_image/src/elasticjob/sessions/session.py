@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -351,16 +351,16 @@ class Session:
         self._buffers.keep()
         virtual = self._memory.virtual
         if virtual is not None:
-            if self._micro is None:
-                raise ConfigurationError("with virtual ranks, step() needs a batch from session.batches(loader).")
-            virtual.begin(self._micro)
+            self._begin_virtual(virtual)
         before = self.committed
         try:
             with self._surviving():
-                accumulating = self._model_state.accumulate(virtual is None and not self.ends_step)
-                with accumulating, self._weighing_exits(lambda: self._fence.failure):
-                    self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
-                    yield
+                with self._model_state.accumulate(virtual is None and not self.ends_step):
+                    try:
+                        self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
+                        yield
+                    except SystemExit as error:
+                        self._weigh_exit(error, self._fence.failure)
                 self._worlds.interrupter.allowed = False
                 if virtual is not None:
                     virtual.finish()
@@ -372,6 +372,11 @@ class Session:
             self._left_by = _describe(error) if self.committed == before else None
             raise
         self._adviser.end(self.regroups)
+
+    def _begin_virtual(self, virtual: VirtualRanks) -> None:
+        if self._micro is None:
+            raise ConfigurationError("with virtual ranks, step() needs a batch from session.batches(loader).")
+        virtual.begin(self._micro)
 
     def _commit(self, is_applied: bool) -> None:
         if self._buffers.is_unsure:
@@ -423,16 +428,12 @@ class Session:
         finally:
             self._worlds.interrupter.allowed = False
 
-    @contextlib.contextmanager
-    def _weighing_exits(self, noted: Callable[[], Exception | None]) -> Iterator[None]:
+    def _weigh_exit(self, error: SystemExit, noted: Exception | None) -> NoReturn:
         """In the script's own code, `sys.exit()` is an error like others: it may be a consequence of a loss."""
-        try:
-            yield
-        except SystemExit as error:
-            self._worlds.interrupter.allowed = False
-            if find_meant_by_signal(error) is not None or self._find_cause(error, noted()) is None:
-                raise
-            raise WorldLostError("a member was lost, and the script ended itself") from error
+        self._worlds.interrupter.allowed = False
+        if find_meant_by_signal(error) is not None or self._find_cause(error, noted) is None:
+            raise error
+        raise WorldLostError("a member was lost, and the script ended itself") from error
 
     def _find_cause(self, error: BaseException, failure: Exception | None) -> str | None:
         """The words that say that the world is lost, if the script's block has ended with `error` for that reason."""
@@ -452,9 +453,11 @@ class Session:
             self._aside.begin()
         block = self._block = Block()
         try:
-            with self._weighing_exits(lambda: block.failure):
+            try:
                 self._worlds.interrupter.allowed = True
                 yield block
+            except SystemExit as error:
+                self._weigh_exit(error, block.failure)
             self._worlds.interrupter.allowed = False
             if block.failure is not None:
                 raise WorldLostError("a collective of this block has failed") from block.failure
