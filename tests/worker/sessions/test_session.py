@@ -431,7 +431,7 @@ for _ in range(2):
     assert said.count("or one after the other in jobs of their own") == warnings
 
 
-@pytest.mark.parametrize("how", ["step", "caught", "block", "caught-block", "message"])
+@pytest.mark.parametrize("how", ["step", "caught", "own", "interrupted", "block", "caught-block", "message"])
 def test_a_lost_world_is_freed_without_the_collector(hub: FakeHub, pods: Pods, steps: Steps, how: str) -> None:
     """What a session keeps of the error that has ended a block keeps the frames of the script, and their world."""
     steps.folder.mkdir(exist_ok=True)
