@@ -10,6 +10,7 @@ import functools
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -73,45 +74,47 @@ def stop(*_: object) -> None:
     raise InterruptedError("the node goes")
 
 
-def signalled(handler: Any) -> None:
+def signalled(handler: Any, here: Interrupter) -> None:
+    """A block of a script, in which a signal comes; the handler is another one afterwards."""
     before = signal.signal(signal.SIGUSR2, handler)
+    here.begin()
     try:
         signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
 
 
-def stopped() -> None:
+def stopped(here: Interrupter) -> None:
     try:
-        signalled(stop)
+        signalled(stop, here)
     except InterruptedError:
         raise SystemExit(3) from None
 
 
-def cleaned() -> None:
+def cleaned(here: Interrupter) -> None:
     try:
-        signalled(end)
+        signalled(end, here)
     finally:
         raise SystemExit(4)
 
 
-def lost_meanwhile() -> None:
+def lost_meanwhile(here: Interrupter) -> None:
     """The interrupter's error, or a collective's, in what an exit executes."""
     try:
-        signalled(end)
+        signalled(end, here)
     finally:
         raise WorldLostError("a member was lost")
 
 
-def by_hand() -> None:
+def by_hand(_: Interrupter) -> None:
     raise SystemExit(3)
 
 
-def lost() -> None:
-    signalled(lambda *_: raise_loss())
+def lost(here: Interrupter) -> None:
+    signalled(raise_loss, here)
 
 
-def raise_loss() -> None:
+def raise_loss(*_: object) -> None:
     raise WorldLostError("a member was lost")
 
 
@@ -119,7 +122,7 @@ def raise_loss() -> None:
     ("way", "meant"),
     [
         *((functools.partial(signalled, one), 3) for one in (end, Handler(), Handler().end, functools.partial(end, 1))),
-        (functools.partial(signalled, lambda *_: by_hand()), 3),
+        (functools.partial(signalled, lambda *_: sys.exit(3)), 3),
         (functools.partial(signalled, end_once), 3),
         (functools.partial(signalled, stop), "the node goes"),
         (stopped, 3),
@@ -130,10 +133,10 @@ def raise_loss() -> None:
         (lost, None),
     ],
 )
-def test_an_exit_is_that_of_a_handler_or_of_the_script(way: Any, meant: object) -> None:
+def test_an_exit_is_that_of_a_handler_or_of_the_script(loss: Loss, way: Any, meant: object) -> None:
     with pytest.raises((SystemExit, WorldLostError, InterruptedError)) as raised:
-        way()
-    found = interrupt.find_meant_by_signal(raised.value)
+        way(loss.interrupter)
+    found = loss.interrupter.find_meant_by_signal(raised.value)
     assert (None if found is None else found.args[0]) == meant
 
 
@@ -148,9 +151,8 @@ def test_no_handler_of_the_script_is_interrupted(loss: Loss) -> None:
             time.sleep(0.01)
         saved.append(True)
 
-    loss.interrupter.allowed = True
     with pytest.raises(WorldLostError):
-        signalled(save)
+        signalled(save, loss.interrupter)
         time.sleep(30)
     assert saved
 

@@ -35,7 +35,6 @@ from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
-from elasticjob.sessions.interrupt import find_meant_by_signal
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
@@ -357,7 +356,7 @@ class Session:
             with self._surviving():
                 with self._model_state.accumulate(virtual is None and not self.ends_step):
                     try:
-                        self._worlds.interrupter.allowed = True  # until the optimizer starts to apply the step
+                        self._worlds.interrupter.begin()  # until the optimizer starts to apply the step
                         yield
                     except SystemExit as error:
                         self._weigh_exit(error, self._fence.failure)
@@ -423,7 +422,7 @@ class Session:
             cause = self._find_cause(error, self._fence.failure)
             if cause is None:
                 raise
-            _raise_meant_by_signal(error)
+            self._raise_meant_by_signal(error)
             self._break(cause)
         finally:
             self._worlds.interrupter.allowed = False
@@ -431,9 +430,17 @@ class Session:
     def _weigh_exit(self, error: SystemExit, noted: Exception | None) -> NoReturn:
         """In the script's own code, `sys.exit()` is an error like others: it may be a consequence of a loss."""
         self._worlds.interrupter.allowed = False
-        if find_meant_by_signal(error) is not None or self._find_cause(error, noted) is None:
+        if self._worlds.interrupter.find_meant_by_signal(error) is not None or self._find_cause(error, noted) is None:
             raise error
         raise WorldLostError("a member was lost, and the script ended itself") from error
+
+    def _raise_meant_by_signal(self, error: BaseException) -> None:
+        """A loss may become known while a script ends because of a signal, which is sent once."""
+        if (meant := self._worlds.interrupter.find_meant_by_signal(error)) is not None:
+            try:
+                raise meant
+            finally:
+                del meant  # an error that a frame of its own keeps would keep them all
 
     def _find_cause(self, error: BaseException, failure: Exception | None) -> str | None:
         """The words that say that the world is lost, if the script's block has ended with `error` for that reason."""
@@ -454,7 +461,7 @@ class Session:
         block = self._block = Block()
         try:
             try:
-                self._worlds.interrupter.allowed = True
+                self._worlds.interrupter.begin()
                 yield block
             except SystemExit as error:
                 self._weigh_exit(error, block.failure)
@@ -470,7 +477,7 @@ class Session:
             cause = self._find_cause(error, block.failure)
             if cause is None:
                 raise
-            _raise_meant_by_signal(error)
+            self._raise_meant_by_signal(error)
             logger.warning("After step %d: the world broke (%s).", self.committed, cause)
             self._worlds.break_off(cause)
             self._buffers.take_back()
@@ -640,15 +647,6 @@ class Session:
             if self.committed != before:
                 self._memory.keep_place()
         self._replicas.enter()
-
-
-def _raise_meant_by_signal(error: BaseException) -> None:
-    """A loss may become known while a script ends because of a signal, which is sent once."""
-    if (meant := find_meant_by_signal(error)) is not None:
-        try:
-            raise meant
-        finally:
-            del meant  # an error that a frame of its own keeps would keep them all
 
 
 def _has_closure(given: tuple[Any, ...], more: Mapping[str, Any]) -> bool:

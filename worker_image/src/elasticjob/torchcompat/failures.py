@@ -28,14 +28,17 @@ def is_broken_communication(error: BaseException) -> bool:
     return any(_is_broken(one) for one in chain(error))
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, the last error first."""
+def chain(error: BaseException, also_hidden: bool = False) -> Iterator[BaseException]:
+    """The error and its causes, the last error first; `also_hidden`: all that were handled when it was raised, too."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         seen.add(id(one))
         yield one
-        one = one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__
+        if also_hidden:
+            one = one.__context__ or one.__cause__
+        else:
+            one = one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__
 
 
 def _is_broken(error: BaseException) -> bool:
