@@ -64,7 +64,7 @@ def test_the_memory_of_a_process() -> None:
 
 
 LOADING = """
-import gc, sys
+import gc
 from elasticjob_operator.__main__ import calm_collector
 
 calm_collector()

@@ -22,6 +22,7 @@ from elasticjob.errors import ElasticJobError, WorldLostError
 from elasticjob.torchcompat import failures
 
 _SIGNAL = signal.SIGURG  # ignored by default, so a late signal is harmless
+# By these a script is asked to save, or to end.
 _ASKING = tuple(map(int, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)))
 _EVERY = 0.05  # seconds between two attempts: the thread may be in code that must not be interrupted
 _OWN_CODE = (str(Path(__file__).parents[1]), contextlib.__file__)  # our `with` blocks cannot catch what is raised here

@@ -35,6 +35,10 @@ class Copy:
     random: Generators | None
 
 
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (one for group in optimizer.param_groups for one in group["params"])
+
+
 class Memory:
     """The training state of one rank. A step begins, and is then committed or rolled back."""
 
@@ -78,16 +82,13 @@ class Memory:
         """Whether an optimizer that is not kept trains the model by itself, and not as a part of one that is kept."""
         if self._is_applying or self.knows(stranger):
             return False
-        return any(self._find_own(stranger))
+        mine = {id(parameter) for parameter in self.model_state.model.parameters()}
+        return any(id(one) in mine for one in _parameters_of(stranger))
 
     def is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether all parameters that this optimizer trains are the model's."""
-        return all(self._find_own(optimizer))
-
-    def _find_own(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
-        """Whether it is the model's, of each parameter that this optimizer trains."""
         mine = {id(parameter) for parameter in self.model_state.model.parameters()}
-        return (id(one) in mine for group in optimizer.param_groups for one in group["params"])
+        return all(id(one) in mine or not one.requires_grad for one in _parameters_of(optimizer))
 
     def begin(self) -> None:
         self._is_applying = False

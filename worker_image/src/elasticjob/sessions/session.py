@@ -552,13 +552,13 @@ class Session:
             self._worlds.interrupter.allowed = False
             self._fence.begin_applying(self._agree)
 
-    def _is_reduced(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether what this optimizer trains gets the gradients of all ranks."""
-        return self.world_size == 1 or self._is_virtual or self._memory.is_of_model(optimizer)
-
     def _end_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
             self._fence.end_applying()
+
+    def _is_reduced(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what this optimizer trains gets the gradients of all ranks."""
+        return self.world_size == 1 or self._is_virtual or self._memory.is_of_model(optimizer)
 
     def _agree(self) -> None:
         if self._model_state.has_copies and self._worlds.can_change:
