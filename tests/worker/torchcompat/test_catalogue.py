@@ -23,7 +23,10 @@ LIGHTNINGS = {  # docs/frameworks.md names them, and its matrix runs them
     "integrations/lightning_session.py: inner._batches_that_stepped",
     "integrations/lightning_session.py: closure._result",
 }
-INTERPRETERS = {"launch/main_module.py: runpy._run_module_as_main"}  # Modules/main.c of CPython calls it for `-m`
+INTERPRETERS = {
+    "launch/main_module.py: runpy._run_module_as_main",  # Modules/main.c of CPython calls it for `-m`
+    "sessions/interrupt.py: _signal",  # Lib/signal.py wraps it, and five of its enumerations in each step cost too much
+}
 PRIVATE = {
     part
     for one in catalogue.PROBES
