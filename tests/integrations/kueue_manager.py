@@ -1,8 +1,8 @@
 """Kueue's own manager as a process beside a devcluster: built elsewhere, from Kueue's repository.
 
 `ELASTICJOB_KUEUE_MANAGER` is the program, `ELASTICJOB_KUEUE_CRDS` the folder with its definitions
-(config/components/crd/bases). Without internal certificates it wants a tls.crt and a tls.key in
-/etc/kueue/metrics/certs and in /tmp/k8s-webhook-server/serving-certs; no webhook of it is installed here.
+(config/components/crd/bases). Without internal certificates it wants a tls.crt and a tls.key in `CERTIFICATES`. No
+configuration can move them; any will do, since nobody reads its metrics and no webhook of it is installed here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from operator_fixture import stop_process, wait_for
 KIND = "ElasticJob.v1alpha1.elasticjob.dev"
 READY_SECONDS = 600.0  # in which the pods of an admitted Workload have to start, unless a test wants less
 WANTED = ("ELASTICJOB_KUEUE_MANAGER", "ELASTICJOB_KUEUE_CRDS")
+CERTIFICATES = (Path("/etc/kueue/metrics/certs"), Path("/tmp/k8s-webhook-server/serving-certs"))
 
 
 def find_missing() -> str:
     """Why Kueue itself cannot be tried; "" where it can."""
-    missing = [name for name in WANTED if not os.environ.get(name)]
-    return f"set {' and '.join(missing)} to try Kueue itself" if missing else ""
+    if missing := [name for name in WANTED if not os.environ.get(name)]:
+        return f"set {' and '.join(missing)} to try Kueue itself"
+    if missing := [str(folder) for folder in CERTIFICATES if not (folder / "tls.crt").exists()]:
+        return f"put a tls.crt and a tls.key into {' and '.join(missing)}: Kueue does not start without them"
+    return ""
 
 
 class Manager:
