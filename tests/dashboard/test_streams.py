@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from dashboard.conftest import job, pod, visiting
 from dashboard.fake_api import FakeApi
@@ -168,6 +169,50 @@ async def test_one_stream_reads_the_logs_of_some_pods(
     lines = [line.rpartition(" ")[2] for message in said for line in message.get("lines", ())]
     assert sorted(lines) == sorted(str(number) for number in range(streams.MOST_PODS))
     assert said[0]["state"] == f"Reading the first {streams.MOST_PODS} pods."
+
+
+async def test_a_message_of_wide_lines_is_small_however_slowly_somebody_reads(
+    api: FakeApi, viewer: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in memory three times for each of all streams: as lines, as text and as what waits for the socket."""
+    sizes: list[int] = []
+    send = streams._send
+
+    async def send_slowly(response: web.StreamResponse, message: Mapping[str, Any] | None) -> bool:
+        await asyncio.sleep(0.05)
+        sizes.append(len(json.dumps(message)))
+        return await send(response, message)
+
+    monkeypatch.setattr(streams, "_send", send_slowly)
+    api.pods.append(pod("digits", 0))
+    api.logs = {"digits-worker-0": [f"{number} {'é' * 5000}" for number in range(300)]}
+    async with viewer.listen("/jobs/default/digits/logs") as stream:
+        count = 0
+        while count < 300:
+            count += len((await stream.next()).get("lines", ()))
+    assert max(sizes) < 200_000
+
+
+async def test_all_streams_together_read_the_logs_of_few_pods(
+    api: FakeApi, shown: tuple[Dashboard, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the API server has sent, and nobody has read, is in memory for each of them."""
+    monkeypatch.setattr(streams, "MOST_PODS_IN_ALL", 12)
+    api.pods += [pod("digits", number) for number in range(40)]
+    api.logs = {f"digits-worker-{number}": [f"line {number}"] for number in range(40)}
+    api.put(job(replicas=40))
+    async with asyncio.timeout(PATIENCE):
+        while (found := shown[0].board.find("default", "digits")) is None or found.status.replicas < 40:
+            await shown[0].board.wait(shown[0].board.version, 1)
+    base, said = shown[1].partition("/?")[0], []
+    async with visiting() as session, contextlib.AsyncExitStack() as held:
+        await session.get(shown[1])
+        await session.get(base + "/")
+        for _ in range(4):
+            path = f"{base}/jobs/default/digits/logs"
+            stream = Stream(await held.enter_async_context(session.get(path)))
+            said.append((await stream.next())["state"])
+    assert said == [f"Following the first {number} pods." for number in (6, 3, 1, 1)]
 
 
 async def test_one_viewer_leaves_places_to_others(shown: tuple[Dashboard, str]) -> None:
