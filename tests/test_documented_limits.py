@@ -68,6 +68,8 @@ LIMITS = {
     "modules of a script whose imports are made before its workers start": leading.MAX_FILES,
     "streams of a dashboard": streams.MOST_STREAMS,
     "streams of one viewer of a dashboard": streams.MOST_OF_ONE,
+    "pods whose logs all streams of a dashboard read": streams.MOST_PODS_IN_ALL,
+    "bytes of lines of a log that wait for a viewer of a dashboard": streams.LOG_BYTES,
     "bytes of a line of a log": logs.MOST_LINE,
     "files of a code folder": bundle.MOST_FILES,
     "bytes of a code folder": bundle.MOST_BYTES,

@@ -25,7 +25,7 @@ from elasticjob_operator.client import errors
 from elasticjob_operator.rest import json_stream
 from elasticjob_operator.rest.errors import decode_error, read_wait
 from elasticjob_operator.rest.request import Request
-from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, Prepared, Transport
+from elasticjob_operator.rest.transport import CONNECT_SECONDS, NO_ANSWER, READ_BUFFER, Prepared, Transport
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _ASK: Final = aiohttp.ClientTimeout(total=60, sock_connect=CONNECT_SECONDS)
@@ -102,7 +102,7 @@ class Connection:
         """The lines of a streaming response. One of more bytes than `longest` is cut, and ends in an ellipsis."""
         lines = _Lines(longest)
         try:
-            async with self._answer(request, _STREAM) as response:
+            async with self._answer(request, _STREAM, min(longest, READ_BUFFER)) as response:
                 async for chunk in response.content.iter_any():
                     for line in lines.split(chunk):
                         yield line
@@ -112,10 +112,12 @@ class Connection:
             yield rest
 
     @contextlib.asynccontextmanager
-    async def _answer(self, request: Request, timeout: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(
+        self, request: Request, timeout: aiohttp.ClientTimeout, read_buffer: int = READ_BUFFER
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         prepared = await self._transport.prepare(request)
         try:
-            response = await self._send(prepared, timeout)
+            response = await self._send(prepared, timeout, read_buffer)
         except NO_ANSWER as error:
             raise errors.UnreachableError(
                 f"{request.title}: {self.configuration.host} does not answer ({error or type(error).__name__}): is the "
@@ -131,11 +133,13 @@ class Connection:
                 unread.transport.abort()  # closing waits for the server, maybe longer than our loop runs
             response.close()
 
-    async def _send(self, prepared: Prepared, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _send(
+        self, prepared: Prepared, timeout: aiohttp.ClientTimeout, read_buffer: int
+    ) -> aiohttp.ClientResponse:
         """Send again while the server asks to come back later: it has too much to do, or a CRD is new."""
         left = _TRIES
         while True:
-            response = await self._transport.send(prepared, timeout)
+            response = await self._transport.send(prepared, timeout, read_buffer)
             wait = read_wait(response.headers.get("Retry-After")) if response.status == 429 else None
             left -= 1
             if wait is None or left == 0:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from elasticjob_operator.client import errors
 from elasticjob_operator.client.connection import Connection
@@ -20,14 +21,15 @@ from elasticjob_operator.client.model import Job, Pod
 from elasticjob_operator.rest.request import Request, path_of
 from elasticjob_operator.times import format_time, parse_time
 
+T = TypeVar("T")
+
 _STAMP: Final = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 _FRACTION: Final = re.compile(r"\.(\d+)")
 _LOOK_EVERY: Final = 1.0
 _SHARE: Final = 10  # looking takes at most this part of the time ...
 _LOOK_AT_LEAST_EVERY: Final = 30.0  # ... unless a server is that slow
 MOST_LINE: Final = 2**20  # bytes
-_MOST_WAITING: Final = 2**22  # bytes of lines that nobody has taken yet ...
-_LEAST_WAITING, _MOST_LINES = 8, 1000  # ... and how many
+_MOST_WAITING: Final = 2**18  # bytes of lines that nobody has taken yet
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,39 @@ async def read_pod(
             yield split_stamp(line)
 
 
+class Lines(Generic[T]):
+    """A queue of lines that take at most `most` bytes of memory, or that is one line."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._left = asyncio.Event()
+        self._lines: asyncio.Queue[tuple[T, int]] = asyncio.Queue()
+
+    async def put(self, line: T, text: str) -> None:
+        """`text` is what takes the memory."""
+        size = sys.getsizeof(text)
+        while self._held and self._held + size > self._most:
+            self._left.clear()
+            await self._left.wait()
+        self._held += size
+        self._lines.put_nowait((line, size))
+
+    async def get(self) -> T:
+        return self._take(await self._lines.get())
+
+    def get_nowait(self) -> T:
+        return self._take(self._lines.get_nowait())
+
+    def empty(self) -> bool:
+        return self._lines.empty()
+
+    def _take(self, found: tuple[T, int]) -> T:
+        self._held -= found[1]
+        self._left.set()
+        return found[0]
+
+
 class Merger:
     """Reads the log of every pod that `look` returns, and yields their lines as they arrive."""
 
@@ -120,8 +155,7 @@ class Merger:
         self._look = look
         self._follow = follow
         self._tail = tail
-        room = max(_LEAST_WAITING, min(_MOST_LINES, _MOST_WAITING // longest))
-        self._lines: asyncio.Queue[Line] = asyncio.Queue(room)
+        self._lines: Lines[Line] = Lines(_MOST_WAITING)
         self._readers: dict[str, asyncio.Task[None]] = {}  # by pod UID
         self._seen: dict[str, str] = {}
         self._job: Job | None = None
@@ -183,7 +217,7 @@ class Merger:
                             continue
                         self._seen[pod.uid] = stamp or self._seen.get(pod.uid, "")
                         ranks = self._job.rank_ranges().get(pod.name, range(0)) if self._job else range(0)
-                        await self._lines.put(Line(pod.name, ranks, text, stamp))
+                        await self._lines.put(Line(pod.name, ranks, text, stamp), text)
             except errors.NotFoundError:
                 return  # the pod and its log were deleted
             except (errors.InvalidError, errors.UnreachableError):

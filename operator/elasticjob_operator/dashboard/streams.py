@@ -13,6 +13,7 @@ from aiohttp import web
 
 from elasticjob_operator import numerals
 from elasticjob_operator.client import Client, ClientError, Job
+from elasticjob_operator.client.logs import Lines
 from elasticjob_operator.dashboard import guard, listpage, shell
 from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.jobpage import Seen
@@ -26,9 +27,10 @@ _BEAT: Final = 10.0  # a stream says something at least as often
 MOST_STREAMS: Final = 64
 MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
 MOST_PODS: Final = 32  # whose logs one stream reads: each is a connection to the API server
+MOST_PODS_IN_ALL: Final = 256  # of all streams, of which one gets half of what is left, and at least one
 _LOG_TAIL: Final = 1000
 _LOG_WIDTH: Final = 4000  # characters, of up to four bytes
-_LOG_BATCH: Final = 200
+LOG_BYTES: Final = 2**14  # of lines that wait to be sent: as JSON they take up to six times as many
 
 
 class Streams:
@@ -46,6 +48,7 @@ class Streams:
         self._find = find
         self._regions = build
         self._open: Counter[str] = Counter()  # streams by viewer
+        self._followed = 0  # pods whose logs they may read
 
     @contextlib.asynccontextmanager
     async def _stream(self, request: web.Request) -> AsyncIterator[web.StreamResponse]:
@@ -113,42 +116,52 @@ class Streams:
     async def send_logs(self, request: web.Request) -> web.StreamResponse:
         job = self._find(request)
         rank = number(request, "rank", -1)
+        async with self._stream(request) as response:
+            most = max(1, min(MOST_PODS, (MOST_PODS_IN_ALL - self._followed) // 2)) if rank < 0 else 1
+            self._followed += most
+            try:
+                await self._send_lines(response, job, rank, most)
+            finally:
+                self._followed -= most
+        return response
+
+    async def _send_lines(self, response: web.StreamResponse, job: Job, rank: int, most: int) -> None:
+        """Of the first so many pods, or of one rank."""
         follow = not job.status.finished
         reader = self._client.logs(
             *(job.name, job.namespace),
             rank=rank if rank >= 0 else None,
             follow=follow,
             tail=_LOG_TAIL,
-            most=MOST_PODS,
+            most=most,
             longest=4 * _LOG_WIDTH,
         )
-        lines: asyncio.Queue[str] = asyncio.Queue(_LOG_BATCH)
+        lines: Lines[str] = Lines(LOG_BYTES)
 
         async def read() -> None:
             async for line in reader:
                 ranks = f"[{words.ranks(line.ranks)}] " if rank < 0 else ""
-                await lines.put(printable(ranks + line.text[:_LOG_WIDTH]).replace("\n", "�"))
+                text = printable(ranks + line.text[:_LOG_WIDTH]).replace("\n", "�")
+                await lines.put(text, text)
 
-        async with self._stream(request) as response:
-            reading = asyncio.create_task(read())
-            try:
-                many = rank < 0 and job.status.replicas > MOST_PODS
-                which = f" the first {MOST_PODS} pods" if many else ""
-                await _send(response, {"state": f"Following{which}." if follow else f"Reading{which}."})
-                while not (reading.done() and lines.empty()):
-                    found = await _take(lines, reading)
-                    if not await _send(response, {"lines": found} if found else None):
-                        return response
-                error = reading.exception()
-                said = str(error) if isinstance(error, ClientError) else "The log has ended."
-                await _send(response, {"state": printable(said), "end": True})
-                if error is not None and not isinstance(error, ClientError):
-                    raise error
-            finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
-                await reader.aclose()
-        return response
+        reading = asyncio.create_task(read())
+        try:
+            many = rank < 0 and job.status.replicas > most
+            which = f" the first {most} pods" if many else ""
+            await _send(response, {"state": f"Following{which}." if follow else f"Reading{which}."})
+            while not (reading.done() and lines.empty()):
+                found = await _take(lines, reading)
+                if not await _send(response, {"lines": found} if found else None):
+                    return
+            error = reading.exception()
+            said = str(error) if isinstance(error, ClientError) else "The log has ended."
+            await _send(response, {"state": printable(said), "end": True})
+            if error is not None and not isinstance(error, ClientError):
+                raise error
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await reader.aclose()
 
 
 def viewer(request: web.Request) -> str:
@@ -156,7 +169,7 @@ def viewer(request: web.Request) -> str:
     return request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or request.remote or ""
 
 
-async def _take(lines: asyncio.Queue[str], reading: asyncio.Task[None]) -> list[str]:
+async def _take(lines: Lines[str], reading: asyncio.Task[None]) -> list[str]:
     """The lines that are there, or the first that arrives; none after a while, or at the end."""
     getter = asyncio.create_task(lines.get())
     try:
@@ -165,7 +178,7 @@ async def _take(lines: asyncio.Queue[str], reading: asyncio.Task[None]) -> list[
         if not getter.done():
             getter.cancel()
     found = [getter.result()] if getter.done() and not getter.cancelled() else []
-    while not lines.empty() and len(found) < _LOG_BATCH:
+    while not lines.empty():
         found.append(lines.get_nowait())
     return found
 

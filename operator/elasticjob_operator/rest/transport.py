@@ -104,7 +104,6 @@ class Transport:
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             proxy=configuration.proxy or find_proxy(configuration.host),
-            read_bufsize=READ_BUFFER,
         )
         self.typed.rest_client.pool_manager = self._session
         self._encoding = asyncio.Lock()
@@ -128,8 +127,13 @@ class Transport:
         data = None if request.body is None else await self._encode(request.body)
         return Prepared(request.method, url, headers, data)
 
-    async def send(self, request: Prepared, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Send; return the response once its headers have arrived, whatever the status. Raises one of `NO_ANSWER`."""
+    async def send(
+        self, request: Prepared, timeout: aiohttp.ClientTimeout, read_buffer: int = READ_BUFFER
+    ) -> aiohttp.ClientResponse:
+        """Send; return the response once its headers have arrived, whatever the status. Raises one of `NO_ANSWER`.
+
+        Twice the `read_buffer` is in memory of what nobody has read.
+        """
 
         def check() -> None:
             self._connector.guard(request.method, request.url.path)
@@ -142,6 +146,7 @@ class Transport:
                 data=body,
                 headers=request.headers,
                 timeout=timeout,
+                read_bufsize=read_buffer,
                 server_hostname=self.configuration.tls_server_name or None,
             )
         except aiohttp.ClientConnectionError:
