@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import socket
 import time
@@ -207,6 +208,61 @@ def test_the_checked_nodes_of_a_namespace_full_of_jobs_get_no_more_series_than_i
     assert collected.expose(START).count(series % b"crowd") == 32 * len(jobs[10:])
 
 
+RULES = [api.IncidentStatus(rule=f"rule-{number}", count=1) for number in range(16)]
+SLOW = [api.StragglerStatus(rank=n, pod=f"w-{n}", node=f"n{n}", own_seconds=3, others_seconds=2) for n in range(8)]
+LINKS = [api.PreflightStatus(node=f"n{n}", round_trip_seconds=0.002, bytes_per_second=1) for n in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("field", "items", "series"),
+    [
+        ("incidents", RULES, "rule_incidents"),
+        ("stragglers", SLOW, "straggler_slowdown_ratio"),
+        ("preflight", LINKS, "preflight_round_trip_seconds"),
+    ],
+)
+def test_what_a_tenant_may_name_gets_few_series_of_a_namespace_and_of_all(
+    field: str, items: list[Any], series: str
+) -> None:
+    collected = metrics.Metrics()
+    given = RUNNING.model_copy(update={field: items})
+    count = metrics.MOST_OF_A_NAMESPACE // len(items) + 5
+    for crowd in range(12):
+        for number in range(count):
+            collected.update_job((f"crowd-{crowd}", f"job-{number}"), given)
+    collected.update_job(JOB, given)
+    page = collected.expose(START)
+    found = [page.count(f'elasticjob_{series}{{namespace="crowd-{crowd}"'.encode()) for crowd in range(12)]
+    assert max(found) == found[0] == metrics.MOST_OF_A_NAMESPACE
+    assert sum(found) < metrics.MOST_SERIES
+    assert page.count(f'elasticjob_{series}{{namespace="default"'.encode()) == len(items), "who has none finds room"
+    for crowd in range(12):
+        for number in range(count):
+            collected.forget_job((f"crowd-{crowd}", f"job-{number}"))
+    collected.update_job(("other", "job"), given)
+    assert collected.expose(START).count(f'elasticjob_{series}{{namespace="other"'.encode()) == len(items)
+
+
+def test_ever_more_jobs_get_no_more_series_and_leave_some_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay in the page for as long as their objects exist, and a quota of objects is not the operator's."""
+    monkeypatch.setattr(metrics, "MOST_JOBS", 100)
+    collected = metrics.Metrics()
+    for number in range(200):
+        collected.update_job(("crowd", f"job-{number}"), RUNNING)
+    collected.update_job(JOB, RUNNING)
+    page = collected.expose(START)
+    assert page.count(b'elasticjob_world_size{namespace="crowd"') == 90
+    assert page.count(b'elasticjob_world_size{namespace="default"') == 1
+    found = scraped(page.decode())
+    assert found["elasticjob_jobs", (("phase", "Running"),)] == 201, "but all of them are counted"
+    assert found["elasticjob_jobs_left_out", ()] == 110
+    for number in range(50):
+        collected.forget_job(("crowd", f"job-{number}"))
+    for number in range(200):
+        collected.update_job(("crowd", f"job-{number}"), RUNNING)
+    assert collected.expose(START).count(b'elasticjob_world_size{namespace="crowd"') == 90
+
+
 def reporting(metrics: dict[str, float], step: int = 40, seconds: float | None = 0.25) -> api.Status:
     told = api.ProgressStatus(
         step=step,
@@ -327,7 +383,7 @@ async def test_what_many_scripts_report_is_rendered_in_breaths() -> None:
     while not rendering.done():
         await asyncio.sleep(0)
         turns += 1
-    assert (await rendering).count(b"\nelasticjob_reported_metric{") == 300 * 8
+    assert b"".join(await rendering).count(b"\nelasticjob_reported_metric{") == 300 * 8
     assert turns >= 25
 
 
@@ -348,7 +404,7 @@ async def test_a_page_that_is_rendered_in_pieces_is_whole(jobs: int) -> None:
     collected = metrics.Metrics()
     for number in range(jobs):
         collected.update_job(("default", f"job-{number}"), RUNNING)
-    text = (await collected.render(START + 10)).decode()
+    text = b"".join(await collected.render(START + 10)).decode()
     at_once = collected.expose(START + 10).decode()
     ours, same = ([line for line in page.splitlines() if "elasticjob_" in line] for page in (text, at_once))
     assert ours == same
@@ -499,8 +555,8 @@ class LongPage(metrics.Metrics):
 
     SIZE = 2**24
 
-    async def render(self, now: float) -> bytes:
-        return bytes(self.SIZE)
+    async def render(self, now: float) -> tuple[bytes, ...]:
+        return (bytes(self.SIZE // 2), bytes(self.SIZE // 2))
 
 
 async def test_a_page_is_in_memory_once_however_many_read_it_slowly() -> None:
@@ -521,6 +577,44 @@ async def test_a_page_is_in_memory_once_however_many_read_it_slowly() -> None:
             assert tracemalloc.get_traced_memory()[0] < 2 * LongPage.SIZE
     finally:
         tracemalloc.stop()
+        await server.stop()
+
+
+async def test_who_reads_slowly_all_the_time_keeps_few_pages_in_memory() -> None:
+    """A page is new each second, and whoever reads it has ten seconds for it."""
+    loop, times = asyncio.get_running_loop(), itertools.count(START)
+    server = HttpServer(LongPage(), lambda: "", clock=lambda: next(times))
+    port = await server.start("127.0.0.1", 0)
+    tracemalloc.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(10):
+                one = stack.enter_context(socket.socket())
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.setblocking(False)
+                await loop.sock_connect(one, ("127.0.0.1", port))
+                await loop.sock_sendall(one, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert await loop.sock_recv(one, 15) == b"HTTP/1.1 200 OK"
+            assert server.connections == 10
+            assert tracemalloc.get_traced_memory()[1] < 4.5 * LongPage.SIZE
+    finally:
+        tracemalloc.stop()
+        await server.stop()
+
+
+async def test_a_page_that_many_read_slowly_is_renewed_all_the_same() -> None:
+    """It is older than a second only for as long as somebody reads what was rendered before."""
+    now = [START]
+    server = HttpServer(LongPage(), lambda: "", clock=lambda: now[0])
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}/metrics"
+    try:
+        rendered = []
+        for seconds in (0, 0.5, 1.5, 2.0, 12.0):
+            now[0] = START + seconds
+            await get(url)
+            rendered.append(server.rendered)
+        assert rendered == [1, 1, 2, 2, 3]
+    finally:
         await server.stop()
 
 
