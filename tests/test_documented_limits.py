@@ -19,7 +19,7 @@ from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.rest import json_stream
-from elasticjob_operator.run import metrics, news, otlp, overdue_pods, quiet_pods, templates, tracing
+from elasticjob_operator.run import http, metrics, news, otlp, overdue_pods, quiet_pods, templates, tracing
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
 LIMITS = {
@@ -50,6 +50,10 @@ LIMITS = {
     "events of a waiting pod that are read": quiet_pods.MOST_EVENTS,
     "bytes of the events of a waiting pod": quiet_pods.MOST_BYTES,
     "reads of the events of a namespace's waiting pods at once": int(quiet_pods.LISTS_AT_ONCE),
+    "series of one kind of all namespaces, such as those of checked nodes": metrics.MOST_SERIES,
+    "findings of a namespace's rules, and slow members, that become series of Prometheus": metrics.MOST_OF_A_NAMESPACE,
+    "jobs that become series of Prometheus": metrics.MOST_JOBS,
+    "bytes of pages of metrics that are being read": http.MOST_PAGE_BYTES,
     "checked nodes of a namespace that become series of Prometheus": metrics.MOST_OF_A_NAMESPACE,
     "pods of a job that should be gone and are read at a time": overdue_pods.MOST_AT_ONCE,
     "events that wait to be written": events.MAX_WAITING,

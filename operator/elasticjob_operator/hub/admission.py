@@ -23,10 +23,11 @@ def has_room(own: int, taken: int, capacity: int, greed: float, wanted: int = 1)
 
 
 class Room:
-    """A bounded number of slots, and the groups that hold them."""
+    """A bounded number of slots, and the groups that hold them: at most `share` of them each."""
 
-    def __init__(self, capacity: int, greed: float = 1.0) -> None:
+    def __init__(self, capacity: int, greed: float = 1.0, share: int | None = None) -> None:
         self.capacity = capacity
+        self._share = share
         self._greed = greed
         self._held: Counter[str] = Counter()
         self._taken = 0
@@ -35,6 +36,8 @@ class Room:
         return self._taken
 
     def has_room(self, group: str, wanted: int = 1) -> bool:
+        if self._share is not None and self._held[group] + wanted > self._share:
+            return False
         return has_room(self._held[group], self._taken, self.capacity, self._greed, wanted)
 
     def enter(self, group: str, wanted: int = 1) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
@@ -26,6 +27,7 @@ OFF: Final = "off"
 PATIENCE: Final = 10.0  # seconds for a request and its response
 _SWEEP_SECONDS: Final = 1.0
 _PAGE_SECONDS: Final = 1.0  # for which a rendered page of metrics is reused
+MOST_PAGE_BYTES: Final = 2**25  # of all pages that somebody reads; with more, one is reused for as long as it is read
 _PIECE_BYTES: Final = 32 * 1024  # of a page, which waits until the reader has taken the ones before
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -40,6 +42,14 @@ def parse_address(text: str) -> tuple[str, int] | None:
     if not separator or number is None:
         raise ValueError(f"{text!r} must be host:port or {OFF!r}")
     return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - as the port of the probes
+
+
+class _Page:
+    """A rendered page, in memory for as long as somebody reads it."""
+
+    def __init__(self, parts: tuple[bytes, ...], at: float) -> None:
+        self.parts, self.at = parts, at
+        self.size = sum(map(len, parts))
 
 
 class HttpServer:
@@ -58,8 +68,9 @@ class HttpServer:
         self._clock = clock
         self._capacity = capacity
         self._listeners: list[_Listener] = []
-        self._page = b""
-        self._page_at = float("-inf")
+        self._page = _Page((), float("-inf"))
+        self._pages = weakref.WeakSet[_Page]()  # those in memory
+        self.rendered = 0
         self._rendering = asyncio.Lock()
 
     async def start(self, host: str, port: int, *, metrics_address: str = "") -> int:
@@ -101,17 +112,22 @@ class HttpServer:
 
     async def _expose(self, request: web.Request) -> web.Response:
         async with self._rendering:
-            now = self._clock()
-            if not 0 <= now - self._page_at < _PAGE_SECONDS:
-                self._page, self._page_at = await self._metrics.render(now), now
-        page, headers = self._page, {"Content-Type": exposition.CONTENT_TYPE_LATEST}
-        return web.Response(body=_in_pieces(page), headers=headers | {"Content-Length": str(len(page))})
+            now, page = self._clock(), self._page
+            is_full = sum(one.size for one in self._pages) + page.size > MOST_PAGE_BYTES
+            # Never for longer: who reads slowly is cut off by then, so two pages are read at most, and one is made.
+            if not 0 <= now - page.at < (PATIENCE if is_full else _PAGE_SECONDS):
+                page = self._page = _Page(await self._metrics.render(now), now)
+                self._pages.add(page)
+                self.rendered += 1
+        headers = {"Content-Type": exposition.CONTENT_TYPE_LATEST, "Content-Length": str(page.size)}
+        return web.Response(body=_in_pieces(page), headers=headers)
 
 
-async def _in_pieces(page: bytes) -> AsyncIterator[bytes]:
+async def _in_pieces(page: _Page) -> AsyncIterator[bytes]:
     """Those who read slowly share the page: as one piece, it would be copied for each of them."""
-    for start in range(0, len(page), _PIECE_BYTES):
-        yield page[start : start + _PIECE_BYTES]
+    for part in page.parts:
+        for start in range(0, len(part), _PIECE_BYTES):
+            yield part[start : start + _PIECE_BYTES]
 
 
 class _Listener:

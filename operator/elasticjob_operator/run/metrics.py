@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import prometheus_client
 from prometheus_client import core, registry
@@ -20,6 +20,7 @@ from elasticjob_operator.api.names import Cause, JobKey
 from elasticjob_operator.history import moments
 from elasticjob_operator.history.moments import Moment, Told
 from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.hub.admission import Room
 from elasticjob_operator.hub.server import Hub
 
 _RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
@@ -29,6 +30,10 @@ _PAGE_JOBS: Final = 200
 # Names of a script's metrics that become labels, for each job and namespace and life of the operator: one that reports
 # new names in each step, or a namespace full of such jobs, must not fill the Prometheus of everybody.
 MOST_NAMES, MOST_OF_A_NAMESPACE, _MOST_NAME = 8, 1000, 64
+# Of each kind of series whose labels a tenant may choose. Many namespaces leave room to one that has none.
+MOST_SERIES: Final = 10_000
+MOST_JOBS: Final = 10_000  # with series of their own, of which one namespace gets nine tenths
+_PARTS: Final = {"links": 32, "stragglers": 8, "incidents": 16}  # of a job, which become series
 _CAUSES: Final = frozenset(Cause)
 _TIERS: Final = frozenset(api.Tier)
 
@@ -172,8 +177,9 @@ class Metrics:
         ).labels(version).set(1)
         self._labels: dict[JobKey, str] = {}
         self._names: dict[JobKey, dict[str, str]] = {}  # of the script's metrics that have series, and their labels
-        self._named: Tally[str] = Tally()  # how many of them there are, by namespace
-        self._checked: Tally[str] = Tally()  # nodes of preflight that have series, by namespace
+        self._room = Room(MOST_JOBS, greed=9)
+        self._named = _room_for_series()
+        self._parts = {kind: _room_for_series() for kind in _PARTS}
         self._requests: dict[tuple[str, str, int], tuple[prometheus_client.Counter, prometheus_client.Histogram]] = {}
 
     def update_job(self, job: JobKey, status: api.Status) -> None:
@@ -182,10 +188,10 @@ class Metrics:
         if before is not None and after.generation < before.generation:  # a job that was made anew
             self.forget_job(job)
             before = None
-        self._jobs[job] = after = self._cut_links(job, before, after)
-        if job not in self._labels:
+        self._jobs[job] = after = self._cut_parts(job, before, after)
+        if job not in self._labels and self._room.enter(job[0]):
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
-        if after.told is not None and after.told.metrics:
+        if after.told is not None and after.told.metrics and job in self._labels:
             self._name_metrics(job, after.told)
         if before is not None:  # otherwise it may have happened before this operator started
             for record in moments.compare(before, after, 0.0):
@@ -194,18 +200,23 @@ class Metrics:
     def _name_metrics(self, job: JobKey, told: Told) -> None:
         names, labels, namespace = self._names.setdefault(job, {}), self._labels[job][:-1], job[0]
         for name, _ in sorted(told.metrics, key=lambda one: one[0] != "loss"):  # it comes first, also after a restart
-            if len(names) >= MOST_NAMES or self._named[namespace] >= MOST_OF_A_NAMESPACE:
+            if len(names) >= MOST_NAMES:
                 return
-            if name not in names and len(name) <= _MOST_NAME and name.isprintable():
+            is_new = name not in names and len(name) <= _MOST_NAME and name.isprintable()
+            if is_new and self._named.enter(namespace):
                 names[name] = f'{labels},metric="{_escaped(name)}"}}'
-                self._named[namespace] += 1
 
-    def _cut_links(self, job: JobKey, before: Moment | None, after: Moment) -> Moment:
-        """With the checked nodes for which the namespace has room: a job keeps them when it has ended."""
-        self._checked[job[0]] -= 0 if before is None else len(before.links)
-        kept = after.links[: MOST_OF_A_NAMESPACE - self._checked[job[0]]]
-        self._checked[job[0]] += len(kept)
-        return after if kept == after.links else replace(after, links=kept)
+    def _cut_parts(self, job: JobKey, before: Moment | None, after: Moment) -> Moment:
+        """With as much as the namespace has room for: a job keeps what it had when it has ended."""
+        kept: dict[str, Any] = {}
+        for kind, most in _PARTS.items():
+            room, found = self._parts[kind], getattr(after, kind)[:most]
+            room.leave(job[0], 0 if before is None else len(getattr(before, kind)))
+            while found and not room.enter(job[0], len(found)):
+                found = found[:-1]
+            if found != getattr(after, kind):
+                kept[kind] = found
+        return replace(after, **kept) if kept else after
 
     def _count(self, record: Record) -> None:
         match record.kind:
@@ -222,12 +233,11 @@ class Metrics:
 
     def forget_job(self, job: JobKey) -> None:
         known = self._jobs.pop(job, None)
-        self._labels.pop(job, None)
-        self._checked[job[0]] -= 0 if known is None else len(known.links)
-        self._named[job[0]] -= len(self._names.pop(job, ()))
-        for tally in (self._checked, self._named):
-            if not tally[job[0]]:
-                del tally[job[0]]
+        if self._labels.pop(job, None) is not None:
+            self._room.leave(job[0])
+        self._named.leave(job[0], len(self._names.pop(job, ())))
+        for kind, room in self._parts.items():
+            room.leave(job[0], 0 if known is None else len(getattr(known, kind)))
 
     def observe_loop(self, lag: float, busy: float) -> None:
         """Record one sample of the event loop (seconds): see `loop_lag`."""
@@ -263,13 +273,13 @@ class Metrics:
         """The metrics in Prometheus' text format."""
         return b"".join((prometheus_client.generate_latest(self.registry), *self._job_pages(now)))
 
-    async def render(self, now: float) -> bytes:
+    async def render(self, now: float) -> tuple[bytes, ...]:
         """Like `expose`, but yields between pages, so that thousands of jobs do not block the event loop."""
         pages = [prometheus_client.generate_latest(self.registry)]
         for page in self._job_pages(now):
             pages.append(page)
             await asyncio.sleep(0)
-        return b"".join(pages)
+        return tuple(pages)
 
     def _job_pages(self, now: float) -> Iterator[bytes]:
         """The series of all jobs. They are formatted by hand, which is ten times as fast as the library."""
@@ -277,6 +287,8 @@ class Metrics:
         tally = Tally(one.phase for _, one in jobs)
         phases = (f'elasticjob_jobs{{phase="{phase}"}} {tally[str(phase)]}\n' for phase in api.Phase)
         yield _head("jobs", "Jobs by phase.") + "".join(phases).encode()
+        yield _head("jobs_left_out", "Jobs without series of their own: there are too many.")
+        yield f"elasticjob_jobs_left_out {len(jobs) - len(self._labels)}\n".encode()
         goodput = {job: one.seconds_until(now) for job, one in jobs}
         for name, text, read in _JOB_SERIES:
             yield _head(name, text)
@@ -326,6 +338,10 @@ class Metrics:
         for namespace, count in left_out.items():
             if count:
                 yield f'elasticjob_reported_metrics_left_out{{namespace="{_escaped(namespace)}"}} {count}\n'.encode()
+
+
+def _room_for_series() -> Room:
+    return Room(MOST_SERIES, share=MOST_OF_A_NAMESPACE)
 
 
 def _number(value: float) -> str:
