@@ -2,8 +2,8 @@
 
 Urgent requests go first. Otherwise namespaces take turns, and the jobs of a namespace among themselves: ten thousand
 requests of one job delay another job's only request by one. Slow responses for one namespace must not delay the others
-either, so no namespace gets more than its share of the slots. Some slots are reserved for urgent requests, and as many
-for the others: a tenant may have something urgent waiting all the time.
+either, so no namespace gets more than its share of the slots, neither for what is urgent nor for the rest. Some slots
+are reserved for urgent requests, and as many for the others: a tenant may have something urgent waiting all the time.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Turns(Generic[T]):
 class Slots:
     """`count` slots: `reserved` are for urgent requests, and as many for others, while both wait.
 
-    Requests that are not urgent may use `share` per namespace at most, and no more than are free: two namespaces have
-    a third each, and one that has none finds one.
+    A namespace may use `share` at most, and no more than are free: two namespaces have a third each, and one that has
+    none finds one. Its urgent requests are counted apart from the others, for which they do not wait.
     """
 
     def __init__(self, count: int, *, reserved: int = 0, share: int | None = None) -> None:
         self._free = count
         self._most = count - reserved  # of the urgent requests, and of the others
         self._share = share
-        self._held: Counter[str] = Counter()  # by namespace
-        self._urgent = 0  # held by urgent requests
+        self._held: Counter[str] = Counter()  # by namespace, for what is not urgent
+        self._urgent: Counter[str] = Counter()  # those of urgent requests
         self._waiting: dict[Urgency, Turns[asyncio.Future[None]]] = {urgency: Turns() for urgency in Urgency}
 
     async def acquire(self, owner: Owner, urgency: Urgency = Urgency.NORMAL) -> None:
@@ -80,10 +80,10 @@ class Slots:
 
     def release(self, owner: Owner, urgency: Urgency = Urgency.NORMAL) -> None:
         self._free += 1
-        self._urgent -= urgency is Urgency.NOW
-        self._held[owner[0]] -= 1
-        if not self._held[owner[0]]:
-            del self._held[owner[0]]
+        held = self._urgent if urgency is Urgency.NOW else self._held
+        held[owner[0]] -= 1
+        if not held[owner[0]]:
+            del held[owner[0]]
         self._serve()
 
     def _serve(self) -> None:
@@ -94,23 +94,23 @@ class Slots:
             urgency, owner, turn = found
             if not turn.done():
                 self._free -= 1
-                self._urgent += urgency is Urgency.NOW
-                self._held[owner[0]] += 1
+                (self._urgent if urgency is Urgency.NOW else self._held)[owner[0]] += 1
                 turn.set_result(None)
 
     def _next(self) -> tuple[Urgency, Owner, asyncio.Future[None]] | None:
-        if self._urgent < self._most and (found := self._pop(Urgency.NOW)) is not None:
+        if self._urgent.total() < self._most and (found := self._pop(Urgency.NOW)) is not None:
             return found
-        if self._held.total() - self._urgent < self._most:
+        if self._held.total() < self._most:
             for urgency in (Urgency.NORMAL, Urgency.LATER):
                 if (found := self._pop(urgency)) is not None:
                     return found
         return self._pop(Urgency.NOW)
 
     def _pop(self, urgency: Urgency) -> tuple[Urgency, Owner, asyncio.Future[None]] | None:
-        may_go = (lambda _: True) if urgency is Urgency.NOW else self._is_below_its_share
+        held = self._urgent if urgency is Urgency.NOW else self._held
+
+        def may_go(namespace: str) -> bool:
+            return self._share is None or held[namespace] < min(self._share, self._free)
+
         found = self._waiting[urgency].pop(may_go)
         return None if found is None else (urgency, *found)
-
-    def _is_below_its_share(self, namespace: str) -> bool:
-        return self._share is None or self._held[namespace] < min(self._share, self._free)
