@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticjob.archive import garbage, layout, reading
+from elasticjob.archive.ahead import Ahead
 from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.reading import DamagedError
@@ -52,16 +53,21 @@ def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
     def read_pack(one: Object) -> Mapping[str, bytes]:
         return reading.read_object(storage, one)
 
+    files = sorted(save.record.files.items())
+    chunks = (digest for _, file in files for digest in file.chunks)
+    ahead = Ahead(
+        lambda digest: reading.read_chunk(storage, digest, places[digest]),
+        [digest for digest in chunks if len(places[digest].object.chunks) == 1],
+    )
+
     def fetch(digest: str) -> bytes:
-        place = places[digest]
-        if len(place.object.chunks) == 1:
-            return reading.read_chunk(storage, digest, place)
-        return read_pack(place.object)[digest]
+        one = places[digest].object
+        return ahead.begin(digest).take(lambda: None) if len(one.chunks) == 1 else read_pack(one)[digest]
 
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     part.mkdir(parents=True)
     try:
-        for path, file in sorted(save.record.files.items()):
+        for path, file in files:
             folder.restore(part, path, file, fetch)
         part.rename(target)
     except UnfitError as error:

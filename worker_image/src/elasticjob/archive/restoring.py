@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from elasticjob.archive import layout, reading
-from elasticjob.archive.layout import ManifestError, Save
+from elasticjob.archive.ahead import Ahead, Answer
+from elasticjob.archive.layout import ManifestError, Object, Save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import ORIGIN, OWN, NotThereError, Storage, StoreError
 from elasticjob.peers.last_tier import Pause, Saved
@@ -51,7 +50,7 @@ class Restorer:
         wait = 0.5
         while True:
             try:
-                found = _beside(self._look, pause, deadline)
+                found = Answer(self._look).take(pause, deadline)
             except StoreError as error:
                 logger.warning("Could not look for a checkpoint: %s.", error)
                 if is_needed:
@@ -120,58 +119,50 @@ class Reader:
             for one in layout.share_of(save.objects, owner, size)
             for digest, _ in one.chunks
         }
+        self._ahead: Ahead[str, bytes] = Ahead(self._read_chunk, ())
 
     def find_owner(self, digest: str) -> int:
         return self._owners[digest]
 
-    def read_share(self, pause: Pause) -> Iterator[Mapping[str, bytes]]:
-        for one in self._mine:
+    def read_share(self, pause: Pause, *, packs_only: bool) -> Iterator[Mapping[str, bytes]]:
+        objects = [one for one in self._mine if len(one.chunks) > 1 or not packs_only]
+        ahead = Ahead(self._read_object, objects)
+        for one in objects:
             try:
-                found = _insist(partial(reading.read_object, self._storage, one), pause)
+                found = _insist(partial(self._read_object, one), pause, ahead.begin(one))
             except DamagedError as error:
                 raise PeerError(str(error)) from None
             yield {digest: data for digest, data in found.items() if digest in self._wanted}
 
+    def expect(self, digests: Sequence[str]) -> None:
+        self._ahead = Ahead(self._read_chunk, digests)
+
     def read(self, digest: str, pause: Pause) -> bytes:
         try:
-            return _insist(lambda: reading.read_chunk(self._storage, digest, self._places[digest]), pause)
+            return _insist(partial(self._read_chunk, digest), pause, self._ahead.begin(digest))
         except DamagedError as error:
             raise PeerError(str(error)) from None
 
+    def _read_object(self, one: Object) -> dict[str, bytes]:
+        return reading.read_object(self._storage, one)
 
-def _insist(call: Callable[[], T], pause: Pause) -> T:
-    """Call until the store answers. Raises what `pause` raises, and what the store's answer is."""
-    wait = 0.5
+    def _read_chunk(self, digest: str) -> bytes:
+        return reading.read_chunk(self._storage, digest, self._places[digest])
+
+
+def _insist(call: Callable[[], T], pause: Pause, first: Answer[T] | None = None) -> T:
+    """Call until the store answers. Raises what `pause` raises, and what the store's answer is.
+
+    `first`: the first attempt, where it was begun before.
+    """
+    wait, answer = 0.5, first
     while True:
         try:
-            return _beside(call, pause, None)
+            return (answer or Answer(call)).take(pause)
         except StoreError as error:
             logger.warning("Could not read a checkpoint, trying again: %s.", error)
+        answer = None
         until = time.monotonic() + wait
         while time.monotonic() < until:
             pause()
         wait = min(2 * wait, _LONGEST)
-
-
-def _beside(call: Callable[[], T], pause: Pause, deadline: float | None) -> T:
-    """Call in a thread that nobody has to wait for. Raises TimeoutError, and what `pause` and the call raise."""
-    answer: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answer.put((call(), None))
-        except Exception as error:
-            answer.put((None, error))
-
-    threading.Thread(target=run, name="elasticjob-archive-read", daemon=True).start()
-    while True:
-        try:
-            found, error = answer.get(timeout=0.02)
-        except queue.Empty:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError from None
-            pause()
-            continue
-        if error is not None:
-            raise error
-        return found  # type: ignore[return-value]

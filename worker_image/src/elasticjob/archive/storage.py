@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def read_credentials(protocol: str, folder: Path | None, access: Access = OWN) -
 
 
 class Storage:
-    """The folder of one job. For one thread."""
+    """The folder of one job. What is read may be read by several threads."""
 
     def __init__(self, url: str, credentials: Path | None = None, access: Access = OWN) -> None:
         """`access`: what is said of the credentials where the store refuses."""
@@ -123,12 +124,16 @@ class Storage:
         self._used: dict[str, Any] | None = None
         self._files: Any = None
         self._root = ""
+        self._lock = threading.Lock()
 
     def open(self) -> None:
         """Connect, with the credentials as they are now: they may have been changed. Raises StoreError."""
         options = read_credentials(self._protocol, self._credentials, self._access)
-        if self._files is not None and options == self._used:
-            return
+        with self._lock:
+            if self._files is None or options != self._used:
+                self._connect(options)
+
+    def _connect(self, options: dict[str, Any]) -> None:
         try:
             from fsspec.core import url_to_fs
 

@@ -155,18 +155,27 @@ class Directory:
             return True
         data = self.read_chunk(digest)
         if data is not None:
-            self.chunks.put(digest, data)
+            self.chunks.keep(digest, data)
         return data is not None
 
     def find_holding(self, record: Record) -> Holding:
         """Which files of the record this pod has whole."""
         have = 0
         for index, (path, file) in enumerate(sorted(record.files.items())):
-            known = self._known.get(path)
-            intact = known is not None and known.file == file and folder.scan_one(self.root / path) == known.stat
-            if intact or all(self.chunks.has(digest) for digest in file.chunks):
+            if self._has(path, file) or all(self.chunks.has(digest) for digest in file.chunks):
                 have |= 1 << index
         return Holding(record.name, record.order, len(record.files), have)
+
+    def find_fetched(self, files: Files) -> list[str]:
+        """The chunks that `restore` fetches, in its order, and that are in no copy here."""
+        absent = [file for path, file in _order(files) if not self._has(path, file)]
+        digests = dict.fromkeys(digest for file in absent for digest in file.chunks)
+        return [digest for digest in digests if not self.chunks.has(digest)]
+
+    def _has(self, path: str, file: File) -> bool:
+        """Whether the script's directory has this file, as it is known."""
+        known = self._known.get(path)
+        return known is not None and known.file == file and folder.scan_one(self.root / path) == known.stat
 
     def restore(self, files: Files, fetch: Callable[[str], bytes]) -> None:
         """Make the directory contain these files, and nothing else that scripts have written.
@@ -174,12 +183,10 @@ class Directory:
         Oldest first, so that scripts that order checkpoints by time find the newest. Raises what `fetch` raises,
         OSError, and UnfitError if this pod cannot have one of these names.
         """
-        for path, file in sorted(files.items(), key=lambda item: (item[1].mtime_ns, item[0])):
-            place = self.root / path
-            known = self._known.get(path)
-            if known is None or known.file != file or folder.scan_one(place) != known.stat:
+        for path, file in _order(files):
+            if not self._has(path, file):
                 folder.restore(self.root, path, file, fetch)
-            stat = folder.scan_one(place)
+            stat = folder.scan_one(self.root / path)
             if stat is not None:
                 self._note(path, Known(stat, file, restored=True))
         now = folder.scan(self.root)
@@ -188,3 +195,8 @@ class Directory:
         with self._lock:
             self._known = {path: known for path, known in self._known.items() if path in files}
         self._watch = Watch(quiet=QUIET).look(time.monotonic(), folder.scan(self.root))
+
+
+def _order(files: Files) -> list[tuple[str, File]]:
+    """As they were written, so that scripts that order checkpoints by time find the newest."""
+    return sorted(files.items(), key=lambda item: (item[1].mtime_ns, item[0]))

@@ -12,6 +12,7 @@ of them asks the store for does not grow with their number.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -149,6 +150,7 @@ class Entry:
         self._interrupted = interrupted
         self._records = {record.name: record for record in directory.chunks.read_records()}
         self.unfit = ""  # which name in a save this pod cannot have
+        self._is_alone = place.size == 1 and place.touches  # nobody else needs what this pod restores
         self._unfit_elsewhere = ""  # at rank 0: why some pod cannot have a record that is whole
 
     def run(self, report: Report, last: tuple[int, int]) -> Found | None:
@@ -307,12 +309,15 @@ class Entry:
         return source if source is not None and source.record.name == plan["name"] else None
 
     def _read_share(self, source: Source | None, attempt: int) -> None:
-        """Get this pod's share from the last tier, and wait until all pods have theirs: each serves the others."""
+        """Get this pod's share from the last tier, and wait until all pods have theirs: each serves the others.
+
+        Where there are no others, what lies alone is read when it is written, once.
+        """
         place = self._place
         try:
-            for chunks in source.read_share(self._pause) if source is not None else ():
+            for chunks in source.read_share(self._pause, packs_only=self._is_alone) if source is not None else ():
                 for digest, data in chunks.items():
-                    self._directory.chunks.put(digest, data)
+                    self._directory.chunks.keep(digest, data)
         except (FullError, PeerError) as error:  # whoever needs the rest reads it from the store
             logger.debug("could not get all of this pod's share: %s", error)
         self._set(f"share/{attempt}/{place.rank}", True)
@@ -355,6 +360,8 @@ class Entry:
             return data
 
         if self._place.touches:
+            if source is not None and self._is_alone:
+                source.expect(self._directory.find_fetched(files))
             try:
                 self._directory.restore(files, fetch)
             except PeerError as error:
@@ -377,7 +384,11 @@ class Entry:
                     return data
             except (PeerError, OSError) as error:
                 logger.debug("rank %d does not hand out a chunk: %s", owner, error)
-        return source.read(digest, self._pause)
+        data = source.read(digest, self._pause)
+        if self._is_alone:
+            with contextlib.suppress(FullError):
+                self._directory.chunks.keep(digest, data)
+        return data
 
     # The store.
 

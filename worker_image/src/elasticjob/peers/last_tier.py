@@ -30,8 +30,14 @@ class Source(Protocol):
     def find_owner(self, digest: str) -> int:
         """The rank that reads this chunk for all pods of the world."""
 
-    def read_share(self, pause: Pause) -> Iterator[Mapping[str, bytes]]:
-        """The chunks that this rank reads for all, some at a time. Raises PeerError for one that is lost."""
+    def read_share(self, pause: Pause, *, packs_only: bool) -> Iterator[Mapping[str, bytes]]:
+        """The chunks that this rank reads for all, some at a time. Raises PeerError for one that is lost.
+
+        `packs_only`: without those that lie alone, which `read` gets as well.
+        """
+
+    def expect(self, digests: Sequence[str]) -> None:
+        """`read` is asked for these next, in this order: the first of them are read meanwhile."""
 
     def read(self, digest: str, pause: Pause) -> bytes:
         """One chunk. Raises PeerError if it is missing or damaged."""
