@@ -295,7 +295,8 @@ class TestPreemption:
             assert "managedBy cannot change" in str(error)
         queues.submit("high", "gpus", priority="high", **bounds(2, 2))
         jobs.await_world("high", 2)
-        assert jobs.pods("stubborn") == []
+        held = [pod["metadata"]["name"] for pod in jobs.pods("stubborn") if pod["status"]["phase"] == "Running"]
+        assert held == [], "one that has ended may still be listed for a moment"
 
 
 class TestEnds:
