@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.counted_work import count_work
-from elasticjob_operator.api import names
+from elasticjob_operator.api import bounds, names
 from elasticjob_operator.kube.cache import Cache, UnownedObject
 from elasticjob_operator.model import ownership
 
@@ -103,6 +103,35 @@ def test_a_worker_is_found_while_its_job_is_the_one_that_exists(watched: Watched
     assert cache.find_pod("team", "digits-worker-0", "u0") is None, "a namesake's pod"
     assert [p.uid for p in cache.pods(KEY)] == ["u0"], "its name is taken until it is gone"
     assert watched.unowned == []
+
+
+def test_pods_that_look_like_workers_of_a_job_are_counted_up_to_what_a_job_may_have(watched: Watched) -> None:
+    """Whoever may create pods can write all papers of a worker. A job that is renewed has twice its pods."""
+    watched.cache = cache = Cache(watched.woken.append, watched.unowned.append, bounds.Limits(replicas=20))
+    cache.put_job(raw_job())
+    for index in range(60):
+        cache.put_pod(raw_pod(index))
+    assert len(cache.pods(KEY)) == cache.count_pods() == 40
+    assert [(one.name, one.why) for one in watched.unowned[:1]] == [("digits-worker-40", "its job has 40 pods already")]
+    assert len(watched.unowned) == 20
+    cache.put_pod(raw_pod(3, resourceVersion="21"))
+    assert len(cache.pods(KEY)) == 40, "those that it has are still followed"
+    cache.drop_pod("u3", "22")
+    cache.put_pod(raw_pod(50, resourceVersion="23"))
+    assert cache.find_pod("team", "digits-worker-50", "u50") == "digits", "there is room again"
+
+
+def test_pods_with_the_labels_of_a_job_do_not_wake_it_and_cost_little(watched: Watched) -> None:
+    strangers = [raw_pod(index, ownerReferences=[]) for index in range(5_000)]
+    watched.woken.clear()
+
+    def put() -> None:
+        for one in strangers:
+            watched.cache.put_pod(one)
+
+    assert count_work(put) < 5_000 * 500
+    assert not watched.woken
+    assert not watched.cache.pods(KEY)
 
 
 def test_a_worker_that_loses_its_owner_is_let_go(watched: Watched) -> None:
