@@ -24,6 +24,7 @@ from elasticjob_operator.run import http, metrics, news, otlp, overdue_pods, qui
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs/operations.md"
 LIMITS = {
     "pods of a job, with spares": bounds.Limits().replicas,
+    "pods of a job that the operator looks at": 2 * bounds.Limits().replicas,
     "bytes of a pod template": bounds.Limits().template_bytes,
     "bytes of the rest of a spec": bounds.MOST_SPEC_BYTES,
     "bytes of an ElasticJobTemplate": bounds.MOST_TEMPLATE_BYTES,

@@ -334,6 +334,8 @@ MUTANTS = (
            "True", FAIR, breaks="One job cannot block the others"),
     Mutant("what is urgent of a namespace may have all slots", "kube/fair_queue.py",
            "return self._share is None or", "return self._share is None or urgency is Urgency.NOW or", FAIR, breaks="One job cannot block the others"),
+    Mutant("any number of pods of a job", "kube/cache.py", "if len(known) >= most and", "if len(known) >= 2**30 and",
+           ("tests/controller/kube/test_cache.py",), breaks="No object and no number of them occupies the operator for long"),
     Mutant("two namespaces may have all requests", "kube/fair_queue.py", "min(self._share, self._free)", "self._share",
            FAIR, breaks="One job cannot block the others"),
     Mutant("what is urgent may have all slots", "kube/fair_queue.py", "if self._urgent.total() < self._most and ", "if ", FAIR,

@@ -125,7 +125,7 @@ class Cache:
             return
         if known is not None and known.resource_version == version and not _has_unseen_gate(known, raw):
             return
-        why = ownership.why_no_worker(metadata)
+        why = ownership.why_no_worker(metadata) or self._why_too_many(metadata)
         if why:
             self._put_unowned("Pod", metadata, why)
         devices = self._find_devices(raw.get("spec") or {})
@@ -144,6 +144,12 @@ class Cache:
         self._pods.setdefault(key, {})[uid] = pod
         self._job_of[uid] = key
         self._wake(key)
+
+    def _why_too_many(self, metadata: Raw) -> str:
+        """Why there is no room for this worker; "" if there is. The operator makes no more than a job has twice."""
+        key = (metadata["namespace"], ownership.owner_of(metadata)[0])
+        known, most = self._pods.get(key, {}), 2 * self._limits.replicas
+        return f"its job has {most} pods already" if len(known) >= most and metadata["uid"] not in known else ""
 
     def drop_pod(self, uid: str, version: str = "") -> None:
         """The pod is gone. `version`: when the watch or a list was told so, which may mean that it lost the label."""
