@@ -243,7 +243,8 @@ def calm_collector() -> None:
 
     Its objects live long, and only kopf makes cycles, which `kube.garbage` looks for: with the defaults, a start among
     10,000 pods costs 5 % more CPU. One look at what is young is at 150,000 objects at most, some 15 ms of the
-    event loop, whatever was loaded meanwhile.
+    event loop, whatever was loaded meanwhile. One at everything is rare, and takes as long as there are objects: see
+    docs/operations.md. Without it, cycles of what has lived long would stay.
     """
     gc.collect()
     gc.freeze()  # what the imports made stays
