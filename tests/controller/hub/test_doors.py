@@ -10,8 +10,10 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest
@@ -19,7 +21,7 @@ from aiohttp import web
 
 from controller.hub_fixture import FAST, JOB, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator.api import wire
-from elasticjob_operator.hub import auth, handshake
+from elasticjob_operator.hub import auth, certificates, handshake
 from elasticjob_operator.run import job_lines
 from hostile_agents import Door, Peer, connecting
 
@@ -80,6 +82,59 @@ async def test_a_socket_that_is_accepted_while_the_hub_closes_is_sent_away(conte
         writer.transport.abort()
         server.close()
     assert len(listener) == 0
+
+
+@asynccontextmanager
+async def a_stranger(context: ssl.SSLContext | None) -> AsyncIterator[int]:
+    """The port of a listener with all the patience of the world, which answers nobody."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        raise AssertionError("no request is complete")
+
+    server = web.Server(answer, keepalive_timeout=600)
+    listener = handshake.HandshakeListener(server, lambda: context, patience=600, capacity=8)
+    sockets = await asyncio.get_running_loop().create_server(listener.accept, "127.0.0.1", 0)
+    try:
+        yield sockets.sockets[0].getsockname()[1]
+    finally:
+        sockets.close()
+        listener.close()
+
+
+async def is_sent_away(port: int, said: bytes, context: ssl.SSLContext | None = None) -> bool:
+    """Whether who says this, and waits, is sent away."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        async with asyncio.timeout(20):
+            writer.write(said)
+            return await reader.read() == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+async def test_a_request_without_an_end_is_not_kept(tls: bool) -> None:
+    """A thousand of a megabyte each would take more memory than the operator has."""
+    bundle = certificates.create(["127.0.0.1"], datetime.now(UTC))
+    context = certificates.server_context(bundle) if tls else None
+    trust = ssl.create_default_context(cadata=bundle.trust.decode()) if tls else None
+    lines = b"".join(b"x-%d: %s\r\n" % (i, b"x" * 4000) for i in range(12))
+    async with a_stranger(context) as port:
+        assert await is_sent_away(port, f"GET {wire.PATH} HTTP/1.1\r\n".encode() + lines, trust)
+
+
+async def test_a_long_first_message_of_tls_is_not_kept() -> None:
+    """OpenSSL takes up to 128 KiB of a ClientHello, from anybody, before it looks at any of it."""
+    bundle = certificates.create(["127.0.0.1"], datetime.now(UTC))
+    hello = b"\x01" + (131_000).to_bytes(3, "big") + b"\x03\x03" + bytes(48 * 1024)
+    pieces = [hello[i : i + 16_000] for i in range(0, len(hello), 16_000)]
+    records = b"".join(b"\x16\x03\x01" + len(piece).to_bytes(2, "big") + piece for piece in pieces)
+    async with a_stranger(certificates.server_context(bundle)) as port:
+        assert await is_sent_away(port, records)
 
 
 async def test_pods_of_one_namespace_that_say_no_hello_leave_room_for_another() -> None:
