@@ -4,6 +4,9 @@ aiohttp waits for a request's headers for as long as the peer likes, so open soc
 socket that has not sent a complete request in time is closed. If too many are waiting, the oldest one of the address
 with the most sockets is closed: real agents finish in milliseconds, so only stalled clients hit this limit.
 
+Until then a socket has a few bytes: OpenSSL would keep 128 KiB of a ClientHello, and aiohttp a megabyte of headers. So
+TLS is given what arrives piece by piece until its handshake is over, and has the socket to itself only then.
+
 The first bytes of a socket are expensive, because they start a TLS handshake. So addresses take turns, with a few
 handshakes per iteration of the event loop: a storm of connections costs a joiner one round, and connected agents
 nothing.
@@ -25,6 +28,7 @@ from aiohttp import web
 from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types leave it out
 
 WORDS_A_TURN: Final = 4
+MOST_FIRST: Final = 16 * 1024  # bytes of a handshake, and of a request: a token has half as much, others a tenth
 MOST_EARLY: Final = 64 * 1024  # bytes between a request and its answer, for which a client waits
 LONG_WORD: Final = 16 * 1024  # bytes: so many at once wait for a turn too, since a frame can have as few as six
 
@@ -37,17 +41,18 @@ class Visitor:
     address = ""
     may_speak = False
     word = b""  # what has arrived and waits for its turn
-    meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive; set once there is a request
+    meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive
 
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
         self.listener = listener
         self.handler = handler
+        self.meter = _allow(MOST_FIRST)
 
     def hear(self, data: bytes) -> None:
         """Pass the peer's bytes on, unless they are too many; many at once when it is this address's turn."""
         if self.meter is not None and not self.meter(len(data)):
             self.abort()
-        elif self.word or len(data) > LONG_WORD:
+        elif self.word or not self.may_speak or len(data) > LONG_WORD:
             self.wait(data)
         else:
             self.handler.data_received(data)
@@ -102,10 +107,7 @@ class _Plain(Visitor, asyncio.Protocol):
         self.handler.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.may_speak:
-            self.hear(data)
-        else:
-            self.wait(data)
+        self.hear(data)
 
     def eof_received(self) -> None:
         self.handler.eof_received()
@@ -118,7 +120,10 @@ class _Plain(Visitor, asyncio.Protocol):
 
 
 class _Hushed(Visitor, asyncio.Protocol):
-    """Keeps the first bytes of a TLS client until its turn, and only then creates what TLS needs."""
+    """Keeps the first bytes of a TLS client until its turn, and only then creates what TLS needs.
+
+    It passes on the bytes of the handshake, of which there may be a few, and then leaves the socket to TLS.
+    """
 
     def __init__(
         self, listener: HandshakeListener, handler: web.RequestHandler, context: ssl.SSLContext, patience: float
@@ -126,19 +131,42 @@ class _Hushed(Visitor, asyncio.Protocol):
         super().__init__(listener, handler)
         self._context = context
         self._patience = patience
+        self._tls: _TLS | None = None
+        self._left = MOST_FIRST
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.arrive(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.leave()
+        tls, self._tls = self._tls, None
+        if tls is not None:
+            tls.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self.wait(data)
+        self._left -= len(data)
+        if self._left < 0:
+            self.abort()
+        elif self._tls is None:
+            self.wait(data)
+        else:
+            self._tls.take(data)
+
+    def eof_received(self) -> None:
+        if self._tls is not None:
+            self._tls.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.resume_writing()
 
     def begin(self, word: bytes) -> None:
         assert self.raw is not None
-        tls = _TLS(
+        self._tls = tls = _TLS(
             asyncio.get_running_loop(),
             _Inside(self),
             self._context,
@@ -148,24 +176,28 @@ class _Hushed(Visitor, asyncio.Protocol):
             ssl_shutdown_timeout=1,
         )
         tls.visitor = self
-        self.raw.set_protocol(tls)
         tls.connection_made(self.raw)
-        while word:
-            room = tls.get_buffer(len(word))
-            size = min(len(room), len(word))
-            room[:size] = word[:size]
-            tls.buffer_updated(size)
-            word = word[size:]
+        tls.take(word)
+
+    def let_tls(self) -> None:
+        """The handshake is over: what arrives from now on goes to TLS without a detour."""
+        if self.raw is not None and self._tls is not None and not self.raw.is_closing():
+            self.raw.set_protocol(self._tls)
+            self._tls = None
 
 
 class _Inside:
     """The handler, to which TLS passes what it has decrypted."""
 
-    def __init__(self, visitor: Visitor) -> None:
+    def __init__(self, visitor: _Hushed) -> None:
         self._visitor = visitor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._visitor.handler, name)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._visitor.let_tls()
+        self._visitor.handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         self._visitor.hear(data)
@@ -175,6 +207,15 @@ class _TLS(SSLProtocol):  # type: ignore[misc]  # uvloop has no types for it
     """uvloop's TLS, which tells the listener of the socket's end."""
 
     visitor: Visitor
+
+    def take(self, data: bytes) -> None:
+        """Read what somebody else has received."""
+        while data:
+            room = self.get_buffer(len(data))
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            self.buffer_updated(size)
+            data = data[size:]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.visitor.leave()
