@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,19 @@ def test_collectives_are_counted() -> None:
     assert groups.count_collectives() == before + 1
     last = groups.find_last_collective()
     assert last == "" or "all_reduce of [4, 4] Float" in last  # torch before 2.9 records those of NCCL only
+
+
+@pytest.mark.usefixtures("world")
+def test_collectives_of_a_group_without_a_default_backend_are_counted() -> None:
+    """torch gives `cpu:gloo` none in a process that knows a plugin's backend: torch's own checkpoints register one."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    group = dist.new_group(backend="cpu:gloo,cuda:gloo")
+    before, (each,) = groups.count_collectives(), groups.count_each([group]).values()
+    dist.all_reduce(torch.ones(4, 4), group=group)
+    assert before is not None
+    assert groups.count_collectives() == before + 1
+    assert list(groups.count_each([group]).values()) == [each + 1]
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize(
