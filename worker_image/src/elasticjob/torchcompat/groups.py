@@ -172,8 +172,21 @@ def count_collectives() -> int | None:
     total = None
     for group in find_groups():
         with contextlib.suppress(Exception):  # some backends do not count; a group may be destroyed meanwhile
-            total = (total or 0) + int(group._get_sequence_number_for_group())
+            total = (total or 0) + _count_entered(group)
     return total
+
+
+def _count_entered(group: Any) -> int:
+    """The collectives of the group's default backend; of all of its backends if none is. Raises what torch raises.
+
+    torch gives a group that is made for `cpu:gloo` no default backend in a process that knows a plugin's. The import of
+    FSDP2 or of torch.distributed.checkpoint registers one.
+    """
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        backends = {id(backend): backend for backend in map(group._get_backend, group._device_types)}
+        return sum(int(backend._get_sequence_number_for_group()) for backend in backends.values())
 
 
 def watch_messages() -> None:
@@ -195,11 +208,11 @@ def _leaving_out(barrier: Callable[..., Any]) -> Callable[..., Any]:
     def leave_out(group: Any, *given: Any, **more: Any) -> Any:
         if not is_gloo(group) or probe.find(_ENTERED) is None:
             return barrier(group, *given, **more)
-        before = int(group._get_sequence_number_for_group())
+        before = _count_entered(group)
         try:
             return barrier(group, *given, **more)
         finally:
-            _messages[str(group.group_name)] += int(group._get_sequence_number_for_group()) - before
+            _messages[str(group.group_name)] += _count_entered(group) - before
 
     return leave_out
 
@@ -223,7 +236,7 @@ def count_each(groups: Iterable[Any]) -> dict[str, int]:
     for group in groups:
         with contextlib.suppress(Exception):
             name = str(group.group_name)
-            found[name] = int(group._get_sequence_number_for_group()) - _messages[name]
+            found[name] = _count_entered(group) - _messages[name]
     return found
 
 
