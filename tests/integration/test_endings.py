@@ -107,6 +107,26 @@ def test_a_hang_of_a_script_that_reports_nothing_is_noticed(jobs: Jobs) -> None:
     assert report.text.index("Thread loader") < report.text.index("Stack (most recent"), "its end is kept if it is cut"
 
 
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    [
+        pytest.param("disk", r", at ends_badly.py:\d+ in wait_in_state_d", id="read"),
+        pytest.param("page", "", id="page of a mapped file", marks=pytest.mark.long),
+    ],
+)
+@together
+def test_a_hang_in_state_d_is_noticed_and_called_so(jobs: Jobs, mode: str, place: str) -> None:
+    """Where a thread of ours answers the signal instead of the main one, its stack is not taken for the script's."""
+    jobs.create("ends", endings_spec(mode, health={"hangTimeoutSeconds": 4}))
+    failed = jobs.await_condition("ends", "Failed", timeout=240)
+    assert re.search(
+        rf"rank 1 \(ends-worker-1\) hung: no collective and no work for \d+ s{place}, in a system call that does not"
+        r" return \(state D: a disk or a file server does not answer\)$",
+        failed["message"],
+    )
+    wait_for(lambda: {p["status"]["phase"] for p in jobs.pods("ends")} == {"Failed"}, "no process is left")
+
+
 @pytest.mark.long
 @together
 def test_a_hang_in_the_first_second_of_a_world_is_noticed(jobs: Jobs) -> None:
