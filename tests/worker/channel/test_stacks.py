@@ -52,6 +52,13 @@ def test_a_dump_is_read_once_it_is_whole() -> None:
     assert not any(map(stacks.is_whole, cuts))
 
 
+def test_the_stack_of_another_thread_is_not_taken_for_that_of_the_main_one() -> None:
+    """The kernel gives a signal to any thread that can take it."""
+    other = DUMP.replace("train.py", "/lib/threading.py").replace("<module>", "_bootstrap")
+    assert stacks.find_main_stack(other) == ""
+    assert not stacks.is_whole(other)
+
+
 def test_a_worker_with_a_busy_thread_survives_its_dumps(tmp_path: Path) -> None:
     """A dump of all threads ended it with SIGSEGV: the handler read the calls of one that was running."""
     command = [sys.executable, "-c", BUSY, str(tmp_path)]

@@ -322,11 +322,14 @@ class LocalWorkers:
         text = f"{what} for {quiet_for:.0f} s" if quiet_for else "no step was reported"
         text = text if stalled is None else f"no step for {stalled:.0f} s after step {step}"
         place = None if chosen is None else hang.find_own_place(places[chosen])
+        text = text if place is None else f"{text}, at {place}"
+        if chosen is not None and work.measure(workers[chosen]).waits_for_disk:
+            text = f"{text}, {work.IN_STATE_D}"
         failure = wire.Failure(
             generation=generation,
             rank=None if chosen is None else first_rank + chosen,
             local_rank=chosen,
-            message=text if place is None else f"{text}, at {place}",
+            message=text,
             traceback=None if chosen is None else stacks.find_main_stack(dumps[chosen]),
             kind=wire.HANG,
             waits=None if chosen is None else waits[chosen],

@@ -157,10 +157,14 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def find_main_stack(stacks: str) -> str:
-    """The main thread's lines, innermost call first: the last block of Python that faulthandler wrote."""
+    """The main thread's lines, innermost call first: the last block of Python that faulthandler wrote.
+
+    "" where another thread took the signal, since the main one is in a system call that does not return.
+    """
     blocks = re.split(r"\n(?=[A-Z].*most recent call first)", stacks)
     python = [block for block in blocks if "C stack" not in block.partition("\n")[0]]
-    return "\n".join(line for line in python[-1].splitlines() if _FRAME.match(line)) if python else ""
+    frames = [line for line in python[-1].splitlines() if _FRAME.match(line)] if python else []
+    return "" if frames and frames[-1].endswith(" in _bootstrap") else "\n".join(frames)
 
 
 def find_places(main_stack: str) -> list[Place]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+IN_STATE_D = "in a system call that does not return (state D: a disk or a file server does not answer)"
 _IDLE_TICKS = 3  # of processor time (10 ms each) between two looks
 _IDLE_BYTES = 1 << 20  # a process that dumps its stack and writes a log line stays far below
 _FIELDS = re.compile(r"^(?:State:\s+(\w)|(?:non)?voluntary_ctxt_switches:\s+(\d+))", re.MULTILINE)
