@@ -68,9 +68,10 @@ def test_a_file_that_is_finished_within_a_look_holds_up_its_save(
         assert not seen.look(0).written
         assert not seen.look(2).written
 
-        def finish(root: Path, pids: list[int]) -> frozenset[str]:
-            file.write(b"of it")
-            file.close()
+        def finish(root: Path, pids: list[int]) -> dict[str, bool]:
+            if not file.closed:
+                file.write(b"of it")
+                file.close()
             return find_open(root, pids)
 
         monkeypatch.setattr(folder, "find_open", finish)
@@ -100,6 +101,37 @@ def test_a_file_that_changes_while_it_is_read_holds_up_its_save(
     assert not seen.look(2).written
     monkeypatch.setattr(folder, "read_file", read_file)
     assert not seen.look(2.1, workers).written
+
+
+def test_a_log_beside_checkpoints_does_not_hold_them_up(seen: Seen) -> None:
+    """Many scripts have one folder for each run, with its log and its checkpoints, as Hydra makes them."""
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "step-1.bin").write_bytes(b"all")
+    with (seen.path / "run" / "train.log").open("a", buffering=1) as log:
+        for second in range(20):
+            log.write(f"step {second}\n")
+            found = seen.look(second, Workers.RUN)
+        assert set(found.written) == {"run/step-1.bin"}
+        (seen.path / "run" / "step-2.bin").write_bytes(b"half of it")
+        assert not seen.look(20).written, "a save is under way"
+        log.write("saved\n")
+        assert set(seen.look(22).written) == {"run/step-1.bin", "run/step-2.bin"}
+    assert set(seen.look(23, Workers.DONE).written) == {"run/step-1.bin", "run/step-2.bin"}
+    (seen.path / "run" / "train.log").unlink()
+    (seen.path / "run" / "train.log").write_bytes(b"another file")
+    assert "run/train.log" in seen.look(24, Workers.DONE).written
+
+
+@pytest.mark.parametrize("mode", ["wb", "r+b"])
+def test_a_long_save_beside_a_log_is_not_taken_for_one(mode: str, seen: Seen) -> None:
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "step-1.bin").write_bytes(b"")
+    with (seen.path / "run" / "step-1.bin").open(mode, buffering=0) as file:
+        for second in range(100):
+            file.write(b"more")
+            assert not seen.look(second).written
+    seen.look(100)
+    assert set(seen.look(102).written) == {"run/step-1.bin"}
 
 
 def test_a_file_that_is_cut_off_holds_up_its_save(seen: Seen) -> None:

@@ -54,10 +54,13 @@ def test_other_formats_do_not_tell(content: bytes, tmp_path: Path) -> None:
 def test_what_is_open_for_writing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b.pt").write_bytes(b"x")
-    with (tmp_path / "a" / "1").open("wb"), (tmp_path / "b.pt").open("rb"):
-        assert folder.find_open(tmp_path, [os.getpid()]) == {"a"}
-    assert folder.find_open(tmp_path, [os.getpid()]) == frozenset()
-    assert folder.find_open(tmp_path, [2**22 + 1]) == frozenset(), "it has ended"
+    log = tmp_path / "a" / "log"
+    with (tmp_path / "a" / "1").open("wb"), (tmp_path / "b.pt").open("rb"), log.open("a"):
+        assert folder.find_open(tmp_path, [os.getpid()]) == {"a/1": False, "a/log": True}
+        with log.open("r+b"):
+            assert folder.find_open(tmp_path, [os.getpid()])["a/log"] is False, "not all of them only append"
+    assert folder.find_open(tmp_path, [os.getpid()]) == {}
+    assert folder.find_open(tmp_path, [2**22 + 1]) == {}, "it has ended"
 
 
 def test_a_file_is_restored_whole_or_not_at_all(tmp_path: Path) -> None:
