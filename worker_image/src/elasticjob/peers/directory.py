@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from elasticjob.peers import folder
 from elasticjob.peers.choice import Holding
 from elasticjob.peers.chunks import ChunkStore, digest_of
 from elasticjob.peers.records import File, Files, Record, Report, entry_of
 from elasticjob.peers.watch import QUIET, Stat, Watch
+
+_LOG_SECONDS: Final = 10.0  # for which a worker keeps a log open to append to, and no checkpoint
+_LOGS_EVERY: Final = 2.0  # how often to look for them
 
 
 class Workers(Enum):
@@ -55,6 +59,9 @@ class Directory:
         self.chunks = chunks
         self._watch = Watch(quiet=QUIET)
         self._unready: frozenset[str] = frozenset()  # at the last look, by `_watch`
+        self._appended: dict[str, float] = {}  # files that workers have open to append to, and since when
+        self._logs: dict[str, Stat] = {}  # those of them that are logs
+        self._sought_logs = -_LOGS_EVERY  # when they were looked for last
         self._known: dict[str, Known] = {}
         self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
         self._lock = threading.Lock()
@@ -69,7 +76,10 @@ class Directory:
         was read.
         """
         now = time.monotonic()
-        self._watch = self._watch.look(now, folder.scan(self.root), self._unready)
+        files = folder.scan(self.root)
+        self._note_logs(now, files, pids if workers is Workers.RUN else [])
+        files = {path: stat for path, stat in files.items() if path not in self._logs}
+        self._watch = self._watch.look(now, files, self._unready)
         paths, ended = self._watch.finishable, workers is Workers.DONE
         fresh = [path for path in paths if not self._is_known(path)]
         self._unready = self._watch.find_unready(now, ended=ended)
@@ -92,11 +102,22 @@ class Directory:
             },
         )
 
+    def _note_logs(self, now: float, files: Mapping[str, Stat], pids: list[int]) -> None:
+        """Find the logs in entries that are not finished: they are part of no checkpoint, also beside some."""
+        if self._unready and pids and now - self._sought_logs >= _LOGS_EVERY:
+            self._sought_logs = now
+            appended = {path for path, appends in folder.find_open(self.root, list(pids)).items() if appends}
+            self._appended = {path: self._appended.get(path, now) for path in appended & files.keys()}
+            found = {path for path, since in self._appended.items() if now - since >= _LOG_SECONDS}
+            self._logs.update({path: files[path] for path in found})
+        kept = {path: files[path] for path in self._logs.keys() & files.keys()}
+        self._logs = {path: stat for path, stat in kept.items() if _is_longer(self._logs[path], stat)}
+
     def _read_finished(
         self, now: float, fresh: list[str], pids: list[int], is_same: Callable[[], bool], *, ended: bool
     ) -> None:
         """Read those of these files that are finished. What changes meanwhile is not, nor what was saved with it."""
-        busy = folder.find_open(self.root, list(pids))
+        busy = frozenset(map(entry_of, folder.find_open(self.root, list(pids)).keys() - self._logs.keys()))
         self._unready = self._watch.find_unready(now, busy | self._find_changed(fresh), ended=ended)
         read = self._read([path for path in fresh if entry_of(path) not in self._unready])
         for path, known in read.items() if is_same() else ():
@@ -200,3 +221,8 @@ class Directory:
 def _order(files: Files) -> list[tuple[str, File]]:
     """As they were written, so that scripts that order checkpoints by time find the newest."""
     return sorted(files.items(), key=lambda item: (item[1].mtime_ns, item[0]))
+
+
+def _is_longer(before: Stat, after: Stat) -> bool:
+    """Whether this is the same file, to which something may have been appended."""
+    return before.inode == after.inode and before.size <= after.size

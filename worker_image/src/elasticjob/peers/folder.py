@@ -14,7 +14,7 @@ from typing import Final
 
 from elasticjob.peers import tree
 from elasticjob.peers.chunks import digest_of
-from elasticjob.peers.records import CHUNK_BYTES, File, entry_of
+from elasticjob.peers.records import CHUNK_BYTES, File
 from elasticjob.peers.watch import Stat
 
 _NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
@@ -139,10 +139,10 @@ def is_cut_off(path: Path) -> bool:
         return path.suffix == ".safetensors"
 
 
-def find_open(root: Path, pids: list[int], proc: Path = Path("/proc")) -> frozenset[str]:
-    """The entries in which these processes or their children have a file open for writing."""
+def find_open(root: Path, pids: list[int], proc: Path = Path("/proc")) -> dict[str, bool]:
+    """The files that these processes or their children have open for writing; True where they only append."""
     real = root.resolve()
-    found: set[str] = set()
+    found: dict[str, bool] = {}
     while pids:
         folder = proc / str(pids.pop())
         with contextlib.suppress(OSError):
@@ -150,21 +150,19 @@ def find_open(root: Path, pids: list[int], proc: Path = Path("/proc")) -> frozen
                 pids += map(int, (thread / "children").read_text().split())
         with contextlib.suppress(OSError):
             for descriptor in (folder / "fd").iterdir():
-                entry = _find_written(descriptor, real, folder)
-                if entry:
-                    found.add(entry)
-    return frozenset(found)
+                for path, appends in _find_written(descriptor, real, folder):
+                    found[path] = appends and found.get(path, True)
+    return found
 
 
-def _find_written(descriptor: Path, root: Path, process: Path) -> str:
+def _find_written(descriptor: Path, root: Path, process: Path) -> Iterator[tuple[str, bool]]:
     with contextlib.suppress(OSError, ValueError):
         target = descriptor.readlink()
-        if not target.is_relative_to(root):
-            return ""
-        said = (process / "fdinfo" / descriptor.name).read_text()
-        flags = int(next(line for line in said.splitlines() if line.startswith("flags:")).split()[1], 8)
-        return entry_of(target.relative_to(root).as_posix()) if flags & os.O_ACCMODE else ""
-    return ""
+        if target.is_relative_to(root):
+            said = (process / "fdinfo" / descriptor.name).read_text()
+            flags = int(next(line for line in said.splitlines() if line.startswith("flags:")).split()[1], 8)
+            if flags & os.O_ACCMODE:
+                yield target.relative_to(root).as_posix(), bool(flags & os.O_APPEND)
 
 
 def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -> None:
