@@ -144,30 +144,34 @@ def check(contents: Contents, pods: Pods, made: Sequence[tuple[int, int]], keep:
 
 
 class Turns:
-    """Lets one of two threads go on at a time: the first for some requests, then the second, and so on."""
+    """Lets one of some threads go on at a time: the first for some requests, then the next, and so on."""
 
-    def __init__(self, quotas: Sequence[int]) -> None:
+    def __init__(self, quotas: Sequence[int], size: int = 2) -> None:
         self._quotas = list(quotas)
-        self._changed, self._now, self._alive = threading.Condition(), 1, {1, 2}
+        self._changed, self._now, self.alive = threading.Condition(), 1, set(range(1, size + 1))
 
     def take(self, who: int) -> None:
         with self._changed:
-            if self._now == who and self._quotas and len(self._alive) == 2:
+            if self._now == who and self._quotas and len(self.alive) > 1:
                 self._quotas[0] -= 1
                 if self._quotas[0] < 0:
                     del self._quotas[0]
-                    self._now = 3 - who
-                    self._changed.notify_all()
+                    self._pass_on()
             assert self._changed.wait_for(lambda: self._now == who, 30)
 
     def end(self, who: int) -> None:
         with self._changed:
-            self._alive.discard(who)
-            self._now = 3 - who
-            self._changed.notify_all()
+            self.alive.discard(who)
+            if self._now == who:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        later = [who for who in self.alive if who > self._now]
+        self._now = min(later or self.alive or {0})
+        self._changed.notify_all()
 
 
-def run_both(turns: Turns, run: Callable[[int], None]) -> None:
+def run_all(turns: Turns, run: Callable[[int], None]) -> None:
     problems = list[BaseException]()
 
     def take_part(who: int) -> None:
@@ -179,7 +183,7 @@ def run_both(turns: Turns, run: Callable[[int], None]) -> None:
         finally:
             turns.end(who)
 
-    threads = [threading.Thread(target=take_part, args=(who,), daemon=True) for who in (1, 2)]
+    threads = [threading.Thread(target=take_part, args=(who,), daemon=True) for who in sorted(turns.alive)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -207,7 +211,7 @@ def test_two_agents_may_write_at_once(seed: int) -> None:
         )
         drive(leader, sender, pods, who, range(4, 9), made)
 
-    run_both(turns, run)
+    run_all(turns, run)
     check(contents, pods, made, 1)
 
 
@@ -246,12 +250,104 @@ def test_an_archive_may_be_pruned_beside_an_agent_that_writes(seed: int) -> None
             with contextlib.suppress(DiedError, StoreError, CommandError):
                 prune(storage, 1, dry_run=False)
 
-    run_both(turns, run)
+    run_all(turns, run)
     is_beside = False
     check(contents, pods, made, 1)
     drive(leader, sender, pods, 1, range(16, 20), made)
     assert find_whole(contents, pods)[: min(keep, 3)] == sorted(set(made), reverse=True)[: min(keep, 3)]
     assert not [name for name in contents.objects if "/garbage/" in name and "prune" in name], "agents finish what ends"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_prunes_may_run_at_once_and_beside_an_agent(seed: int) -> None:
+    """Each request of one of the three may come between any two of another's, and a prune may end there too."""
+    rng = random.Random(4000 + seed)
+    contents, pods, keep = Contents(), Pods(rng), rng.choice([1, 2, 4])
+    made: list[tuple[int, int]] = []
+    turns = Turns([rng.randint(0, 30), *(rng.randint(0, 14) for _ in range(40))], 3)
+    is_beside, most = False, rng.choice([40, 400, 400])
+
+    def wait() -> None:
+        if is_beside:
+            turns.take(1)
+
+    leader, sender = begin(contents, pods, rng, 1, keep, before=wait)
+    drive(leader, sender, pods, 1, range(1, 6), made)
+    contents.after_delete = lambda: check(contents, pods, made, 1)
+    is_beside = True
+
+    def run(who: int) -> None:
+        requests = itertools.count()
+
+        def ask() -> None:
+            turns.take(who)
+            if next(requests) >= most:
+                raise DiedError
+
+        if who == 1:
+            drive(leader, sender, pods, 1, range(6, 16), made)
+            return
+        storage = connect(FaultyFiles(contents, rng, before=ask))
+        for _ in range(6):
+            with contextlib.suppress(DiedError, StoreError, CommandError):
+                prune(storage, rng.choice([1, 2]), dry_run=False)
+
+    run_all(turns, run)
+    is_beside = False
+    check(contents, pods, made, 1)
+    drive(leader, sender, pods, 1, range(16, 20), made)
+    assert find_whole(contents, pods)[: min(keep, 3)] == sorted(set(made), reverse=True)[: min(keep, 3)]
+    assert not [name for name in contents.objects if "/garbage/" in name and "prune" in name], "agents finish what ends"
+
+
+def prune_twice(quotas: Sequence[int]) -> None:
+    """An agent saves what was there before its last save, and builds on it; two prunes take all but the newest save."""
+    rng = random.Random(16)
+    contents, pods, turns = Contents(), Pods(rng), Turns(quotas, 3)
+    is_beside, made = False, list[tuple[int, int]]()
+
+    def wait() -> None:
+        if is_beside:
+            turns.take(1)
+
+    leader, sender = begin(contents, pods, rng, 1, 3, before=wait)
+
+    def save(number: int, text: bytes) -> None:
+        def send(shares: Mapping[int, Sequence[Object]]) -> None:
+            for objects in shares.values():
+                sender.send(objects, lambda: False, hurry=True)
+
+        record = make_record(pods, 1, number, text)
+        made.append(leader.save(record, number, lambda missing: dict.fromkeys(missing, (0,)), send).order)
+
+    def run(who: int) -> None:
+        if who == 1:
+            with contextlib.suppress(LostError):  # it dies before it tries again
+                save(3, b"first")
+            return
+        with contextlib.suppress(CommandError):
+            prune(connect(FaultyFiles(contents, rng, before=lambda: turns.take(who))), 1, dry_run=False)
+
+    save(1, b"first")
+    save(2, b"second")
+    contents.after_delete = lambda: check(contents, pods, made, 1)
+    is_beside = True
+    run_all(turns, run)
+    check(contents, pods, made, 1)
+
+
+@pytest.mark.parametrize("first", range(1, 20))
+def test_a_prune_may_come_when_a_save_does_not_count_because_of_another_one(first: int) -> None:
+    """It counts on the manifest that the agent is about to take back, and deletes what is older."""
+    for then in range(1, 7):
+        prune_twice([0, first, 0, then, 60, 60])
+
+
+@pytest.mark.parametrize("first", range(3, 19))
+def test_of_two_prunes_at_once_one_knows_what_the_other_deletes(first: int) -> None:
+    """The second has looked for others before the first wrote down what it deletes: some of a save that comes now."""
+    for before, second in itertools.product((2, 3), range(6, 20)):
+        prune_twice([0, 0, 1, 0, first, 0, before, 0, second, 0, 60, 60, 60])
 
 
 @pytest.mark.parametrize("seed", range(20))
