@@ -10,17 +10,17 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
 from elasticjob.archive import garbage, layout, reading
 from elasticjob.archive.ahead import Ahead
-from elasticjob.archive.garbage import Doomed
+from elasticjob.archive.garbage import Doomed, Stock
 from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.reading import DamagedError
-from elasticjob.archive.storage import COMMAND, Storage, StoreError
+from elasticjob.archive.storage import COMMAND, NotThereError, Storage, StoreError
 from elasticjob.archive.writing import GoneError, Leader, OverError, Sender
 from elasticjob.peers import folder, tree
 from elasticjob.peers.chunks import digest_of
@@ -28,6 +28,7 @@ from elasticjob.peers.folder import UnfitError
 from elasticjob.peers.records import File, Record
 
 _MOST_TOLD: Final = 1000  # characters of a line
+_DELETIONS: Final = 16  # between two looks whether somebody has taken over
 _PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
 
 
@@ -141,18 +142,10 @@ def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
     if keep < 1:
         raise CommandError(f"--keep {keep}: must be at least 1: the last good save is never deleted")
     told, notes = reading.find_told(storage)
-    stock = reading.look(storage)
-    if stock.unread - told.saves:
-        names = ", ".join(sorted(stock.unread - told.saves))
-        raise CommandError(
-            f"{storage.url}: what the manifests {names} name is unknown, so nothing is deleted: try again, with a newer"
-            f" runtime; if they are damaged, delete these objects in {layout.SAVES}/ yourself"
-        )
-    leads = [lead for lead in map(layout.lead_of, storage.list(layout.LEADS)) if lead is not None]
-    doomed = garbage.find_prunable(stock, keep, leads, told)
-    mine = [name for name in notes if layout.PRUNES in name]  # of a call that did not come to its end
-    if (doomed or mine) and not dry_run:
-        _delete(storage, doomed, max(leads, default=0), told, mine)
+    stock, doomed = _plan(storage, keep, told, {})
+    theirs = [name for name in notes if layout.PRUNES in name]  # of calls that have not come to their end
+    if (doomed or theirs) and not dry_run:
+        doomed = _delete(storage, keep, doomed, told, theirs, stock.saves)
 
     def sort(saves: Iterable[Save]) -> list[Save]:
         return sorted(saves, key=lambda save: save.order, reverse=True)
@@ -166,22 +159,71 @@ def prune(storage: Storage, keep: int, *, dry_run: bool) -> Pruned:
     )
 
 
-def _delete(storage: Storage, doomed: Doomed, generation: int, told: Doomed, notes: Sequence[str]) -> None:
-    """Manifests first: what has one is whole. What is left at an error, the next leader deletes, or the next call."""
-    note = f"{generation:010d}{layout.PRUNES}{uuid.uuid4().hex}"
-    storage.put(f"{layout.GARBAGE}/{note}", doomed.dump())
-    for name in sorted(doomed.saves):
-        storage.delete(f"{layout.SAVES}/{name}")
-    stock = reading.look(storage)
+def _plan(storage: Storage, keep: int, told: Doomed, known: Mapping[str, Save]) -> tuple[Stock, Doomed]:
+    """What is there, and what may go of it."""
+    stock = _look(storage, told, known, "nothing is deleted")
+    return stock, garbage.find_prunable(stock, keep, _find_leads(storage), told)
+
+
+def _find_leads(storage: Storage) -> list[int]:
+    return [lead for lead in map(layout.lead_of, storage.list(layout.LEADS)) if lead is not None]
+
+
+def _look(storage: Storage, told: Doomed, known: Mapping[str, Save], so: str) -> Stock:
+    stock = reading.look(storage, known)
     if stock.unread - told.saves:
+        names = ", ".join(sorted(stock.unread - told.saves))
         raise CommandError(
-            f"{storage.url}: a new manifest cannot be read now: prune again, the objects are still there"
+            f"{storage.url}: what the manifests {names} name is unknown, so {so}: try again, with a newer"
+            f" runtime; if they are damaged, delete these objects in {layout.SAVES}/ yourself"
         )
-    named = {one.name for save in stock.saves.values() for one in save.objects}
-    for name in sorted(doomed.objects - named):
-        storage.delete(f"{layout.OBJECTS}/{name}")
-    for name in (*notes, note):
+    return replace(stock, saves={name: save for name, save in stock.saves.items() if name in stock.listed})
+
+
+def _delete(
+    storage: Storage, keep: int, doomed: Doomed, told: Doomed, theirs: Sequence[str], known: Mapping[str, Save]
+) -> Doomed:
+    """Manifests first: what has one is whole. What is left at an error, the next leader deletes, or the next call.
+
+    `theirs`: notes of calls that have not come to their end; this one takes over what they say. What others write down
+    at the same time goes, too, so it is looked again with that. Returns what is gone.
+    """
+    taken = reading.read_told(storage, theirs)[0]
+    note = _write_down(storage, doomed | taken)
+    for name in theirs:
         storage.delete(f"{layout.GARBAGE}/{name}")
+    told |= reading.find_told(storage, lambda name: not note.endswith(name))[0]
+    stock, again = _plan(storage, keep, told, known)
+    doomed &= again
+    _delete_all(storage, note, [f"{layout.SAVES}/{name}" for name in sorted(doomed.saves)])
+    left = _look(storage, told, stock.saves, "no object is deleted")
+    named = {one.name for save in left.saves.values() for one in save.objects}
+    gone = Doomed(doomed.saves, doomed.objects - named)
+    _delete_all(storage, note, [f"{layout.OBJECTS}/{name}" for name in sorted(gone.objects)])
+    open_ends = taken & Doomed(left.listed, frozenset(left.sizes.keys() - gone.objects))
+    if open_ends:  # the request of a call that was taken over may still be under way
+        _write_down(storage, open_ends)
+    storage.delete(note)
+    return gone
+
+
+def _write_down(storage: Storage, doomed: Doomed) -> str:
+    note = f"{layout.GARBAGE}/{max(_find_leads(storage), default=0):010d}{layout.PRUNES}{uuid.uuid4().hex}"
+    storage.put(note, doomed.dump())
+    return note
+
+
+def _delete_all(storage: Storage, note: str, names: Sequence[str]) -> None:
+    """Delete these, as long as it is written down that they go. Raises CommandError once it is not."""
+    for index, name in enumerate(names):
+        if index % _DELETIONS == 0:
+            try:
+                storage.get(note)
+            except NotThereError:
+                raise CommandError(
+                    f"{storage.url}: somebody else prunes it, or a job writes to it, and has taken over what is left"
+                ) from None
+        storage.delete(name)
 
 
 def _printable(text: str) -> str:

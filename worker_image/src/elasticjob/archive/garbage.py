@@ -4,6 +4,9 @@ Deleting is the only thing that can do harm, so it takes two looks. The agent th
 delete; it deletes that after its next save, if no agent of a newer world has come to lead until then. One that comes
 says so first, and then reads what others were about to delete: it never builds on that. So either the old one sees the
 new one and deletes nothing, or the new one sees what the old one deletes and sends it again under a name of its own.
+
+`elasticjob archive prune` does both in one call: it writes down, looks again, and deletes what may go by both looks. So
+of two at once, one knows what the other is about to delete, and counts no save that needs it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ class Doomed:
 
     def __or__(self, other: Doomed) -> Doomed:
         return Doomed(self.saves | other.saves, self.objects | other.objects)
+
+    def __and__(self, other: Doomed) -> Doomed:
+        return Doomed(self.saves & other.saves, self.objects & other.objects)
 
     def dump(self) -> bytes:
         return json.dumps({"saves": sorted(self.saves), "objects": sorted(self.objects)}).encode()

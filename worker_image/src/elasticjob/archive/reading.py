@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
 from elasticjob.archive import layout
-from elasticjob.archive.garbage import Doomed, Stock, parse_doomed
+from elasticjob.archive.garbage import Doomed, Stock, is_whole, parse_doomed
 from elasticjob.archive.layout import CutManifestError, ManifestError, Object, Place, Save
 from elasticjob.archive.storage import NotThereError, Storage, StoreError
 from elasticjob.peers.chunks import digest_of
@@ -58,11 +58,12 @@ def look(storage: Storage, known: Mapping[str, Save] | None = None) -> Stock:
 def find_saves(storage: Storage, wanted_step: int | None = None, most: int | None = None) -> list[tuple[str, Save]]:
     """The saves with their names, newest first, at most so many. Raises StoreError.
 
-    `wanted_step`: only those of this step; if there is none, nothing: another step is another state.
+    `wanted_step`: only those of this step; if there is none, nothing: another step is another state. Of a save that was
+    made twice, as some of it was lost at first, the one that is whole comes first.
     """
     found: list[tuple[str, Save]] = []
     for name in sorted(filter(layout.order_of, storage.list(layout.SAVES)), reverse=True):
-        if len(found) == most:
+        if most is not None and len(found) >= most and found[-1][1].order != layout.order_of(name):
             break
         try:
             save = read_save(storage, name)
@@ -71,12 +72,25 @@ def find_saves(storage: Storage, wanted_step: int | None = None, most: int | Non
             continue
         if wanted_step is None or save.step == wanted_step:
             found.append((name, save))
-    return found
+    if len({save.order for _, save in found}) < len(found):
+        sizes = storage.list(layout.OBJECTS)
+        found.sort(key=lambda one: (one[1].order, is_whole(one[1], sizes)), reverse=True)
+    return found[:most]
 
 
-def find_told(storage: Storage) -> tuple[Doomed, list[str]]:
-    """What others were about to delete, and the names of the objects that say so. Raises StoreError."""
-    return read_told(storage, storage.list(layout.GARBAGE))
+def find_told(storage: Storage, is_wanted: Callable[[str], bool] = lambda name: True) -> tuple[Doomed, list[str]]:
+    """What others were about to delete, and the names of the objects that say so. Raises StoreError.
+
+    One that is gone when it is to be read may have been taken over by another one, which is there by then.
+    """
+    told, found, seen = Doomed(), list[str](), set[str]()
+    while names := [name for name in storage.list(layout.GARBAGE) if is_wanted(name) and name not in seen]:
+        more, there = read_told(storage, names)
+        told, found = told | more, [*found, *there]
+        if len(there) == len(names):
+            break
+        seen.update(names)
+    return told, found
 
 
 def read_told(storage: Storage, listed: Collection[str]) -> tuple[Doomed, list[str]]:

@@ -92,6 +92,7 @@ class Leader:
         self._told, self._told_names = Doomed(), list[str]()  # what others were about to delete
         self._deletes = Doomed()  # what was written down, to be deleted after the next save ...
         self._lists: list[str] = []  # ... with what says so
+        self._doubtful: set[str] = set()  # manifests that do not count as made, until another one does
         self._parts: set[str] = set()  # of files that were being written at the last look
 
     def begin(self) -> None:
@@ -153,13 +154,21 @@ class Leader:
             self._hear(name, objects)
             self._check_there(objects)
         except LostError:
-            with contextlib.suppress(StoreError):
-                self._storage.delete(f"{layout.SAVES}/{name}")  # it is made again
+            self._doubtful.add(name)  # it is made again
             raise
         self._places |= sent
         self._saves[name] = made
         self._has_saved = True
+        self._withdraw()
         return made
+
+    def _withdraw(self) -> None:
+        """Delete manifests that did not count as made, now that one does: somebody may have counted on them, and have
+        deleted what is older.
+        """
+        while self._doubtful:
+            with contextlib.suppress(StoreError):
+                self._storage.delete(f"{layout.SAVES}/{self._doubtful.pop()}")
 
     def _hear(self, name: str, objects: Mapping[str, Object]) -> None:
         """Once this manifest is there: raises LostError if somebody is about to delete it, or what it names.
@@ -168,8 +177,8 @@ class Leader:
         this one, and leaves what it names, or its note is here now, or what it has deleted is gone.
         One that has seen it may count on it and delete all others, so a note of other things is no reason to withdraw.
         """
-        notes = {note for note in self._storage.list(layout.GARBAGE) if layout.PRUNES in note}
-        told, names = reading.read_told(self._storage, notes.difference(self._told_names, self._lists))
+        known = {*self._told_names, *self._lists}
+        told, names = reading.find_told(self._storage, lambda note: layout.PRUNES in note and note not in known)
         if not names:
             return
         self._told, self._told_names = self._told | told, [*self._told_names, *names]
