@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticjob import env
-from elasticjob.archive import commands, layout
+from elasticjob.archive import commands, layout, reading
+from elasticjob.archive.layout import Object, Save
+from elasticjob.archive.restoring import Restorer
 from elasticjob.archive.storage import Storage
+from elasticjob.archive.writing import Leader, Sender
 from elasticjob.peers import chunks
-from elasticjob.peers.records import CHUNK_BYTES
+from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.last_tier import Saved
+from elasticjob.peers.records import CHUNK_BYTES, File, Record
 from worker.peers import gang as gangs
-from worker.peers.gang import Gang
+from worker.peers.gang import Gang, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,7 +70,7 @@ def test_a_pod_that_is_alone_reads_and_checks_each_byte_once(
     gang: Gang, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else needs them. What is packed with others is kept as copies first, and checked again."""
-    counted, got, get = Counted(chunks.hashlib), list[int](), Storage.get
+    counted, got, get = Counted(hashlib), list[int](), Storage.get
 
     def note(self: Storage, name: str, start: int | None = None, end: int | None = None) -> bytes:
         data = get(self, name, start, end)
@@ -117,3 +124,95 @@ class Together:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.most >= self.wanted, 3.0)
             self._here -= 1
+
+
+class Making:
+    """Saves files in an archive by itself, as the agent of a world that is over and has not noticed."""
+
+    def __init__(self, url: str) -> None:
+        self.storage, self._number = Storage(url), 0
+        self._leader = Leader(self.storage, "uid", 1, 9, lambda: "now")
+
+    def save(self, data: bytes) -> None:
+        chunks = {digest_of(data): data}
+        sender, self._number = Sender(self.storage, chunks.get, float("inf")), self._number + 1
+
+        def send(shares: Mapping[int, Sequence[Object]]) -> None:
+            sender.send(shares.get(0, ()), lambda: False, hurry=True)
+
+        record = Record(1, self._number, {"model.pt": File(len(data), 0o600, tuple(chunks))})
+        self._leader.save(record, None, lambda missing: dict.fromkeys(missing, (0,)), send)
+
+
+def damage(storage: Storage, saves: Sequence[tuple[str, Save]]) -> None:
+    for _, save in saves:
+        for one in save.objects:
+            path = Path(storage.url.removeprefix("file://")) / layout.OBJECTS / one.name
+            path.write_bytes(bytes(one.size))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_goes_while_it_is_restored_is_not_all_that_there_is(
+    size: int, gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody prunes between the look and the read, and keeps a save that has come meanwhile."""
+    url = f"file://{gang.folder}/store/uid"
+    making, look = Making(url), Restorer.find
+    for number in range(2):
+        making.save(b"old" + bytes([number]))
+
+    def look_and_prune(self: Restorer, *args: Any, **kwargs: Any) -> Sequence[Saved]:
+        found = look(self, *args, **kwargs)
+        monkeypatch.setattr(Restorer, "find", look)
+        making.save(b"new")
+        commands.prune(making.storage, 1, dry_run=False)
+        return found
+
+    monkeypatch.setattr(Restorer, "find", look_and_prune)
+    pods = [gang.pod(archive=env.Archive(url, "uid")) for _ in range(size)]
+    assert gang.enter(*pods) == [True] * size
+    assert [pod.read() for pod in pods] == [{"model.pt": b"new"}] * size
+
+
+def test_a_whole_save_is_found_behind_many_that_are_damaged(gang: Gang) -> None:
+    url = f"file://{gang.folder}/store/uid"
+    making = Making(url)
+    for number in range(8):
+        making.save(bytes([number]) * 9)
+    damage(making.storage, reading.find_saves(making.storage)[:-1])
+    pod = gang.pod(archive=env.Archive(url, "uid"))
+    assert gang.enter(pod) == [True]
+    assert pod.read() == {"model.pt": bytes(9)}
+
+
+def test_a_job_does_not_begin_anew_where_all_that_it_is_to_begin_from_is_damaged(gang: Gang) -> None:
+    making = Making(f"file://{gang.folder}/store/other")
+    making.save(b"damaged")
+    damage(making.storage, reading.find_saves(making.storage))
+    pod = gang.pod(archive=env.Archive(f"file://{gang.folder}/store/uid", "uid", origin=(making.storage.url, None)))
+    over = threading.Event()
+    entering = threading.Thread(target=gang.enter, args=(pod,), kwargs={"interrupted": over.is_set})
+    entering.start()
+    try:
+        wait_for(lambda: pod.archive.reason == "NothingToRestore" or not entering.is_alive(), "it is told")
+        assert entering.is_alive(), "it waits"
+    finally:
+        over.set()
+        entering.join(30)
+
+
+def test_of_a_save_that_was_made_twice_the_whole_one_is_restored(gang: Gang, tmp_path: Path) -> None:
+    url = f"file://{gang.folder}/store/uid"
+    making = Making(url)
+    making.save(b"before")
+    making.save(b"twice")
+    (_, save), *_ = reading.find_saves(making.storage)
+    lost = Object((1, 7), save.objects[0].chunks)  # of the first attempt
+    for time in ("a", "b", "c", "d", "e"):  # some of the names come before that of the whole one
+        data = replace(save, time=time, objects=(lost,)).dump()
+        making.storage.put(f"{layout.SAVES}/{layout.name_save(save.order, data)}", data)
+    pod = gang.pod(archive=env.Archive(url, "uid"))
+    assert gang.enter(pod) == [True]
+    assert pod.read() == {"model.pt": b"twice"}
+    commands.pull(making.storage, tmp_path / "target")
+    assert (tmp_path / "target" / "model.pt").read_bytes() == b"twice"
