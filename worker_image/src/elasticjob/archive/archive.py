@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -90,8 +90,8 @@ class Archive:
 
     # Restoring, in the thread that enters a world.
 
-    def find(self, generation: int, pause: Pause, *, is_needed: bool) -> Sequence[Saved]:
-        return self._restorer.find(generation, pause, is_needed=is_needed)
+    def find(self, generation: int, pause: Pause, *, is_needed: bool, lost: Collection[str] = ()) -> Sequence[Saved]:
+        return self._restorer.find(generation, pause, is_needed=is_needed, lost=lost)
 
     def open(self, saved: Mapping[str, Any], place: tuple[int, int], pause: Pause) -> Reader | None:
         return self._restorer.open(saved, place, pause)

@@ -55,7 +55,12 @@ def look(storage: Storage, known: Mapping[str, Save] | None = None) -> Stock:
     return Stock({**(known or {}), **saves}, frozenset(saves), frozenset(unread), sizes)
 
 
-def find_saves(storage: Storage, wanted_step: int | None = None, most: int | None = None) -> list[tuple[str, Save]]:
+def find_saves(
+    storage: Storage,
+    wanted_step: int | None = None,
+    most: int | None = None,
+    is_wanted: Callable[[Save], bool] = lambda save: True,
+) -> list[tuple[str, Save]]:
     """The saves with their names, newest first, at most so many. Raises StoreError.
 
     `wanted_step`: only those of this step; if there is none, nothing: another step is another state. Of a save that was
@@ -70,7 +75,7 @@ def find_saves(storage: Storage, wanted_step: int | None = None, most: int | Non
         except (NotThereError, ManifestError) as error:
             logger.warning("A save in the archive %s cannot be used: %s.", storage.url, error)
             continue
-        if wanted_step is None or save.step == wanted_step:
+        if wanted_step in {None, save.step} and is_wanted(save):
             found.append((name, save))
     if len({save.order for _, save in found}) < len(found):
         sizes = storage.list(layout.OBJECTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ class Restorer:
     def __init__(self, url: str, credentials: Path | None, origin: tuple[str, int | None] | None, tell: Tell) -> None:
         self._url, self._credentials, self._origin, self._tell = url, credentials, origin, tell
 
-    def find(self, generation: int, pause: Pause, *, is_needed: bool) -> Sequence[Saved]:
+    def find(self, generation: int, pause: Pause, *, is_needed: bool, lost: Collection[str] = ()) -> Sequence[Saved]:
         """See `LastTier`. Without anything else to begin from, the store is awaited: a job that began anew would lose
         all that it has there. Only one that never had a world before goes on without an answer.
         """
@@ -50,7 +50,7 @@ class Restorer:
         wait = 0.5
         while True:
             try:
-                found = Answer(self._look).take(pause, deadline)
+                found = Answer(partial(self._look, lost)).take(pause, deadline)
             except StoreError as error:
                 logger.warning("Could not look for a checkpoint: %s.", error)
                 if is_needed:
@@ -69,12 +69,17 @@ class Restorer:
                 pause()
             wait = min(2 * wait, _LONGEST)
 
-    def _look(self) -> list[Saved]:
-        mine = reading.find_saves(Storage(self._url, self._credentials), most=_MOST)
-        if mine or self._origin is None:
+    def _look(self, lost: Collection[str]) -> list[Saved]:
+        storage = Storage(self._url, self._credentials)
+        mine = reading.find_saves(storage, most=_MOST, is_wanted=lambda save: save.record.name not in lost)
+        if mine or self._origin is None or (lost and reading.find_saves(storage, most=1)):
             return [Saved(self._url, name, save.record) for name, save in mine]
         url, step = self._origin
-        theirs = reading.find_saves(Storage(url, self._credentials, ORIGIN), step, most=_MOST)
+
+        def is_wanted(save: Save) -> bool:
+            return step in {None, save.step} and _adopt(save.record).name not in lost
+
+        theirs = reading.find_saves(Storage(url, self._credentials, ORIGIN), most=_MOST, is_wanted=is_wanted)
         if not theirs:
             what = "no whole save" if step is None else f"no whole save of step {step}"
             raise NothingThereError(

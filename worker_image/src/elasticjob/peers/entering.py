@@ -240,12 +240,12 @@ class Entry:
         self._records[fresh.name] = fresh
         return choice.add_fresh(holdings, before, fresh, reports)
 
-    def _find_saves(self, *, is_needed: bool, all_there: bool) -> dict[str, Saved]:
+    def _find_saves(self, *, is_needed: bool, all_there: bool, lost: frozenset[str] = frozenset()) -> dict[str, Saved]:
         """What the last tier has, if the pods have nothing whole, or a lost one may have had something newer."""
         if self._last_tier is None or (all_there and not is_needed):
             return {}
         saves: dict[str, Saved] = {}
-        for one in self._last_tier.find(self._place.generation, self._pause, is_needed=is_needed):
+        for one in self._last_tier.find(self._place.generation, self._pause, is_needed=is_needed, lost=lost):
             saves.setdefault(one.record.name, one)
         return saves
 
@@ -253,6 +253,9 @@ class Entry:
         """What to restore: of the same record, the pods' copies are preferred to the last tier's."""
         chosen = choice.choose_record(holdings, failed)
         saved = choice.choose_saved([one.record for one in self._saves.values()], chosen, failed)
+        if saved is None and chosen is None and self._saves:  # lost while they were read: others may have come
+            self._saves = self._find_saves(is_needed=True, all_there=False, lost=failed)
+            saved = choice.choose_saved([one.record for one in self._saves.values()], chosen, failed)
         if saved is not None:
             found = self._saves[saved.name]
             return {"name": saved.name, "holdings": {}, "archive": {"url": found.url, "save": found.name}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,10 +59,11 @@ class Members:
 class LastTier(Protocol):
     """The store."""
 
-    def find(self, generation: int, pause: Pause, *, is_needed: bool) -> Sequence[Saved]:
-        """The saves of this job, newest first; of another job, where this one is to begin from that.
+    def find(self, generation: int, pause: Pause, *, is_needed: bool, lost: Collection[str] = ()) -> Sequence[Saved]:
+        """The newest saves of this job, newest first; of another job, where this one is to begin from that.
 
         `is_needed`: nothing else has a checkpoint, so an answer is awaited. Else none is as good as no save.
+        `lost`: names of records that could not be restored.
         """
 
     def open(self, saved: Mapping[str, Any], place: tuple[int, int], pause: Pause) -> Source | None:
