@@ -48,10 +48,10 @@ def pod_of(uid: str) -> dict[str, Any]:
     }
 
 
-def entry(operator: Operator, uid: str) -> None:
+def entry(operator: Operator, pod_uid: str) -> None:
     """The agent of that pod trains and reports a step beyond the one of the last failure."""
     entries = operator.hub._registry
-    identity = auth.Identity("t", POD, f"pod-of-{uid}", "j")
+    identity = auth.Identity("t", POD, pod_uid, "j")
     link = entries.admit(identity, 10.0)
     assert not isinstance(link, auth.Refusal)
     state = wire.AgentState(phase=wire.AgentPhase.RUNNING, generation=2)
@@ -77,7 +77,7 @@ async def test_whose_progress_counts(tmp_path: Path, whose: str, user: int, step
         operator.cache.put_job(job_of("this"))
         operator.cache.put_pod(pod_of("this"))
         operator.cache.put_pod(pod_of("predecessor"))  # it still ends
-        entry(operator, whose)
+        entry(operator, f"pod-of-{whose}")
         made: list[Plan] = []
         operator.controller.observer = lambda key, plan, seconds: made.append(plan)
         api.leadership.lend(math.inf)
@@ -89,3 +89,29 @@ async def test_whose_progress_counts(tmp_path: Path, whose: str, user: int, step
     status = made[0].status
     assert (status.restarts.user, status.progress and status.progress.step) == (user, step)
     assert set(made[0].directives) <= {f"pod-of-{whose}"}
+
+
+async def test_an_agent_whose_pod_came_and_went_between_two_passes_is_forgotten(tmp_path: Path) -> None:
+    """What the hub keeps of it would stay until the job is deleted: whoever makes pods can make as many as they like."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(job_of("this") if "/elasticjobs/" in request.path else pod_of("this"))
+
+    async with answering(answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        operator.cache.put_job(job_of("this"))
+        operator.cache.put_pod(pod_of("this"))
+        entry(operator, "pod-of-this")
+        for number in range(3):
+            raw = pod_of("this")
+            raw["metadata"]["uid"] = f"short-{number}"
+            operator.cache.put_pod(raw)
+            entry(operator, f"short-{number}")
+            operator.cache.drop_pod(f"short-{number}")
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        async with asyncio.timeout(20):
+            while len(operator.hub.agents(("t", "j"))) > 1:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+        await operator.controller.stop()
+        assert set(operator.hub.agents(("t", "j"))) == {"pod-of-this"}
