@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from elasticjob_operator import text, turn
@@ -81,13 +81,16 @@ class AgentRegistry:
     def forget(self, job: JobKey) -> None:
         """The job was deleted: close its remaining connections."""
         if job in self._jobs:
-            for uid in list(self._jobs[job].entries):
-                self.forget_pod(job, uid)
+            self.forget_pods(job, but=())
             del self._jobs[job]
 
-    def forget_pod(self, job: JobKey, uid: str) -> None:
-        """The pod was deleted."""
-        entry = self._jobs[job].forget(uid) if job in self._jobs else None
+    def forget_pods(self, job: JobKey, *, but: Collection[str]) -> None:
+        """The job has no pods any more but these, by UID: others may have come and gone since they were last told."""
+        for uid in [uid for uid in self._jobs[job].entries if uid not in but] if job in self._jobs else ():
+            self._forget_pod(job, uid)
+
+    def _forget_pod(self, job: JobKey, uid: str) -> None:
+        entry = self._jobs[job].forget(uid)
         if entry is None:
             return
         self._forget_unsent(entry)

@@ -13,7 +13,7 @@ import functools
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -108,9 +108,9 @@ class Hub:
         """The job was deleted: close its remaining connections."""
         self._registry.forget(job)
 
-    def forget_pod(self, job: JobKey, uid: str) -> None:
-        """The pod was deleted."""
-        self._registry.forget_pod(job, uid)
+    def forget_pods(self, job: JobKey, *, but: Collection[str]) -> None:
+        """The job has no pods any more but these, by UID."""
+        self._registry.forget_pods(job, but=but)
 
     # Start and stop.
 

@@ -80,7 +80,6 @@ class _Loop:
     reason: str = ""
     lines: Bucket = field(default_factory=lambda: Bucket(LINES_AT_ONCE, time.monotonic()))  # of the log
     news: JobNews = field(default_factory=JobNews)
-    pods: set[str] = field(default_factory=set)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
     quiet: QuietPods = field(default_factory=QuietPods)
@@ -269,6 +268,7 @@ class Controller:
     async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
         has_left = await deletions.clear(self._api, self._cache, self._applier.served, key)
         faulty = await self._faulty_nodes.find(key[0], self._clock())
+        self._hub.forget_pods(key, but={p.uid for p in self._cache.pods(key)})
         known = self._cache.jobs.get(key)
         if known is None:
             if self._queue is not None:
@@ -291,7 +291,6 @@ class Controller:
         told_in = self._note_trouble(loop)
         contested_until = self._watch_size(loop, job, now)
         pods = tuple(p for p in self._cache.pods(key) if p.job_uid == job.uid)
-        self._forget_pods(key, loop, {p.uid for p in self._cache.pods(key)})
         agents, ours = self._hub.agents(key), {p.uid for p in pods}
         seen = Seen(
             job=job,
@@ -424,11 +423,6 @@ class Controller:
         """What a refusal may depend on: if this changes, the next try is made at once."""
         pods = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(job.key))
         return pods, self._cache.children(job)
-
-    def _forget_pods(self, key: JobKey, loop: _Loop, present: set[str]) -> None:
-        for uid in loop.pods - present:
-            self._hub.forget_pod(key, uid)
-        loop.pods = present
 
     async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
         """Retry a failed pass: at once with fresh data if the cache was stale, otherwise with back-off."""

@@ -174,7 +174,7 @@ async def test_a_pod_that_is_gone_gives_its_places_back() -> None:
     async with running_hub(replace(FAST, hello_seconds=60)) as running:
         async with seated(running), connected(running), connected(running, "digits-worker-1"):
             assert (running.hub.places["agents"][0], running.hub.places["pending"][0]) == (2, 2)
-            running.hub.forget_pod(JOB, UID)
+            running.hub.forget_pods(JOB, but={"uid-digits-worker-1"})
             assert (running.hub.places["agents"][0], running.hub.places["pending"][0]) == (1, 1)
         await eventually(lambda: running.hub.places["agents"][0] == 0 == running.hub.places["pending"][0])
 

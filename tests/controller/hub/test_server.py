@@ -162,7 +162,7 @@ async def test_a_stopping_hub_says_goodbye() -> None:
 
 async def test_what_is_forgotten_is_gone() -> None:
     async with running_hub() as running, seated(running) as first, seated(running, "digits-worker-1") as second:
-        running.hub.forget_pod(JOB, UID)
+        running.hub.forget_pods(JOB, but={"uid-digits-worker-1"})
         assert await first.refusal() == (None, 1001)
         assert set(running.hub.agents(JOB)) == {"uid-digits-worker-1"}
         running.hub.forget(JOB)

@@ -92,7 +92,7 @@ async def test_whose_progress_counts(tmp_path: Path, whose: str, user: int, step
 
 
 async def test_an_agent_whose_pod_came_and_went_between_two_passes_is_forgotten(tmp_path: Path) -> None:
-    """What the hub keeps of it would stay until the job is deleted: whoever makes pods can make as many as they like."""
+    """What the hub keeps of it would stay until the job is deleted, and anybody can make any number of pods in turn."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response(job_of("this") if "/elasticjobs/" in request.path else pod_of("this"))
