@@ -373,6 +373,24 @@ def test_an_abort_without_words_says_where_they_are() -> None:
     assert classify.is_secondary(found), "an exception of another rank is still the cause"
 
 
+@pytest.mark.parametrize(
+    ("signal", "code", "words"),
+    [
+        pytest.param("SIGKILL", -9, ("by the kernel", "resources.limits.memory"), id="killed, as for want of memory"),
+        pytest.param("SIGBUS", -7, ("/dev/shm", "num_workers"), id="no room for a loader's batches"),
+        pytest.param("SIGSEGV", -11, ("native code", "PYTHONFAULTHANDLER"), id="crashed"),
+        pytest.param(None, 3, ("see the pod's log",), id="the script's own code"),
+    ],
+)
+def test_a_signal_without_words_says_what_it_mostly_means(
+    signal: str | None, code: int, words: tuple[str, ...]
+) -> None:
+    """A process that is killed writes nothing: to send its owner to the log would be a wrong way."""
+    told = wire.Failure(generation=1, rank=1, exit_code=code, signal=signal)
+    found = classify.failure_of_agent(make_agent(1, "ready", 1), "node1", told, 1)
+    assert all(word in found.message for word in words)
+
+
 def test_failure_of_an_agent_reports_signals_as_exit_codes() -> None:
     reported = wire.Failure(generation=1, rank=5, exit_code=-11, signal="SIGSEGV", message="crash")
     failure = classify.failure_of_agent(make_agent(1, "ready", 1), "node1", reported, 1)
