@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
@@ -171,6 +172,21 @@ _ABORTED = (
     "native code has aborted the process (SIGABRT), and says why in the last lines of the pod's log, after 'terminate"
     " called'. With gloo: ranks that call collectives of different sizes, or in another order"
 )
+_MEANINGS: Final = {  # of a signal that has ended a worker, which could say nothing itself
+    "SIGABRT": _ABORTED,
+    "SIGKILL": (
+        "it was killed (SIGKILL), and its log does not say why: by the kernel, if the memory of the container "
+        "(resources.limits.memory) or of the node was used up, or by somebody"
+    ),
+    "SIGBUS": (
+        "it got SIGBUS: /dev/shm is full, as a rule, where data loaders hold their batches. Mount more there, or lower "
+        "num_workers; or a file that it had mapped has become shorter"
+    ),
+    "SIGSEGV": (
+        "native code has crashed (SIGSEGV): with PYTHONFAULTHANDLER=1 in the container's env, the log has the line "
+        "of the script that called it"
+    ),
+}
 
 
 def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) -> Failure:
@@ -192,7 +208,7 @@ def failure_of_agent(agent: Agent, node: str, failure: wire.Failure, rank: int) 
         exit_code=code,
         reason=names.RANK_HUNG if failure.kind == wire.HANG else failure.signal or "WorkerFailed",
         signal=failure.signal or "",
-        message=failure.message or (_ABORTED if failure.signal == "SIGABRT" else _SILENT),
+        message=failure.message or _MEANINGS.get(failure.signal or "", _SILENT),
         traceback=errortext.shorten(errortext.clean(failure.traceback or "")),
         rank=failure.rank if failure.rank is not None else rank,
         waits=failure.waits,
