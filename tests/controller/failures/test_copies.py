@@ -65,6 +65,27 @@ def test_a_name_that_a_pod_cannot_have(
     assert copies.find_copies(before, told, None, unfit) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "told", "expected"),
+    [
+        pytest.param(None, wire.Checkpoint(), (False, copies.UNFINISHED), id="nothing-was-ever-copied"),
+        pytest.param(COPIED, wire.Checkpoint(number=3, copies=2), (False, copies.UNFINISHED), id="something-older-was"),
+        pytest.param(COPIED, wire.Checkpoint(number=3, restoring=True), None, id="a-world-begins"),
+        pytest.param(COPIED, None, None, id="no-world"),
+    ],
+)
+def test_a_file_that_is_held_up_for_long(
+    before: api.Condition | None, told: wire.Checkpoint | None, expected: tuple[bool, str] | None
+) -> None:
+    said = wire.Checkpoint(unfinished="'run/a.pt', beside which 'run/log' is always being written")
+    unfinished = copies.find_unfinished([make_agent(1, said={"checkpoint": said}), make_agent(0)])
+    found = copies.find_copies(before, told, TWO, "", unfinished)
+    assert (found and found[:2]) == expected
+    assert found is None or all(word in found[2] for word in ("digits-worker-1", "'run/a.pt'", "logs", "mode `a`"))
+    told_before = api.Condition(type="CheckpointCopied", status="False", reason=copies.UNFINISHED)
+    assert copies.find_copies(told_before, wire.Checkpoint(), TWO) is None, "nothing was lost"
+
+
 def test_a_name_that_is_gone() -> None:
     assert copies.find_unfit([make_agent(0, said={"checkpoint": wire.Checkpoint()})]) == ""
     assert copies.find_copies(UNFIT, wire.Checkpoint(), TWO) is None, "nothing was lost"

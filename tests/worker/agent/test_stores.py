@@ -15,6 +15,7 @@ from elasticjob.agent import events
 from elasticjob.agent.events import HubView
 from elasticjob.agent.state import State
 from elasticjob.agent.stores import Stores
+from elasticjob.peers import directory
 from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
 from worker.peers.gang import limit_names, make_deep, wait_for
@@ -163,3 +164,28 @@ def test_a_directory_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) ->
     (tmp_path / "files").write_text("a file")
     with pytest.raises(env.SettingsError, match=r"spec\.checkpoints cannot be used"):
         FakeAgent(tmp_path)
+
+
+def test_a_checkpoint_that_another_file_holds_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "_HELD_SECONDS", 1.0)
+    agent = FakeAgent(tmp_path / "pod")
+    folder, lines = agent.path / "run", iter(range(1_000_000))
+
+    def tells(is_held: bool) -> bool:
+        if is_held:
+            (folder / "log.csv").write_text(f"{next(lines):9}")
+        while not agent.posted.empty():
+            event = agent.posted.get()
+            if isinstance(event, events.Kept):
+                agent.kept = event.checkpoint
+        return bool(agent.kept.unfinished) is is_held
+
+    try:
+        enter(1, agent)
+        folder.mkdir()
+        (folder / "step-1.bin").write_bytes(b"saved")
+        wait_for(lambda: tells(True), "it is told")
+        assert agent.kept.unfinished.startswith("'run/step-1.bin'") and "log.csv" in agent.kept.unfinished
+        wait_for(lambda: tells(False), "the folder is finished")
+    finally:
+        agent.stores.end()

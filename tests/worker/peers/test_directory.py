@@ -122,6 +122,21 @@ def test_a_log_beside_checkpoints_does_not_hold_them_up(seen: Seen) -> None:
     assert "run/train.log" in seen.look(24, Workers.DONE).written
 
 
+def test_a_checkpoint_that_another_file_holds_up_is_told(seen: Seen) -> None:
+    """Here a log that was not opened to append to. It may also be a save that takes long, so patience is needed."""
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "step-1.bin").write_bytes(b"all")
+    with (seen.path / "run" / "metrics.csv").open("w", buffering=1) as log:
+        for second in range(0, 320, 10):
+            log.write(f"{second}\n")
+            os.utime(log.fileno(), ns=(0, int(2e18) + second))
+            found = seen.look(second)
+            assert bool(found.held) is (second >= 300)
+    assert found.held == "'run/step-1.bin', beside which 'run/metrics.csv' is always being written"
+    seen.look(330)
+    assert not seen.look(340).held, "the script has closed it"
+
+
 @pytest.mark.parametrize("mode", ["wb", "r+b"])
 def test_a_long_save_beside_a_log_is_not_taken_for_one(mode: str, seen: Seen) -> None:
     (seen.path / "run").mkdir()
