@@ -13,6 +13,7 @@ COPIED: Final = "Copied"
 TOO_FEW: Final = "TooFewCopies"
 LOST: Final = "NoCopyLeft"
 UNFIT: Final = "UnfitName"
+UNFINISHED: Final = "NeverFinished"
 
 Finding = tuple[bool, str, str]  # status, reason and message of the condition
 
@@ -23,10 +24,20 @@ def find_unfit(agents: Iterable[Agent]) -> str:
     return min((f"{pod} cannot have {one.unfit}" for pod, one in said if one is not None and one.unfit), default="")
 
 
+def find_unfinished(agents: Iterable[Agent]) -> str:
+    """The first pod with a file that is not copied because of another one, with both; "" if there is none."""
+    said = ((agent.pod, agent.state.checkpoint) for agent in agents)
+    return min((f"{pod} has {one.unfinished}" for pod, one in said if one is not None and one.unfinished), default="")
+
+
 def find_copies(
-    before: api.Condition | None, told: wire.Checkpoint | None, wanted: api.Checkpoints | None, unfit: str = ""
+    before: api.Condition | None,
+    told: wire.Checkpoint | None,
+    wanted: api.Checkpoints | None,
+    unfit: str = "",
+    unfinished: str = "",
 ) -> Finding | None:
-    """The condition by what rank 0 tells, and by `find_unfit`; None if it stays as it is."""
+    """The condition by what rank 0 tells, and by `find_unfit` and `find_unfinished`; None if it stays as it is."""
     if wanted is None:
         return None
     if unfit:
@@ -38,8 +49,15 @@ def find_copies(
         )
     if told is None or told.restoring:
         return None
+    if unfinished:
+        return (
+            False,
+            UNFINISHED,
+            f"{unfinished}: neither is copied, and both are removed before the next world starts. Let the script write "
+            "logs to another directory than checkpoints.path, or open them in the mode `a`",
+        )
     if told.number == 0:
-        return None if before is None or before.reason == UNFIT else (False, LOST, describe_loss())
+        return None if before is None or before.reason in (UNFIT, UNFINISHED) else (False, LOST, describe_loss())
     if told.copies >= wanted.replicas:
         return True, COPIED, f"{wanted.replicas} other pods hold a copy of the last finished checkpoint"
     message = f"{told.copies} of {wanted.replicas} other pods hold a copy of the last finished checkpoint"

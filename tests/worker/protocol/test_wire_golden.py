@@ -60,6 +60,7 @@ STATE = wire.AgentState(
             "the store does not answer",
         ),
         unfit="'step-1/model.pt' (300 bytes): File name too long",
+        unfinished="'run/step-1.pt', beside which 'run/metrics.csv' is always being written",
     ),
     preflight=Preflight(
         port=30100,

@@ -68,6 +68,7 @@ class Stores:
                     None if archive is None else partial(Archive, archive, tell=self._on_archive, on_saved=on_archived),
                     find_step,
                     self._on_unfit,
+                    self._on_unfinished,
                 )
             except OSError as error:
                 remedy = "Run the container as a user who may write there."
@@ -152,6 +153,9 @@ class Stores:
 
     def _on_unfit(self, unfit: str) -> None:
         self._tell(unfit=unfit)
+
+    def _on_unfinished(self, unfinished: str) -> None:
+        self._tell(unfinished=unfinished)
 
     def _on_archive(self, archive: wire.Archive) -> None:
         self._tell(archive=archive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,8 @@ from elasticjob.peers.watch import QUIET, Stat, Watch
 
 _LOG_SECONDS: Final = 10.0  # for which a worker keeps a log open to append to, and no checkpoint
 _LOGS_EVERY: Final = 2.0  # how often to look for them
+_MOST_TOLD: Final = 200  # characters of a path
+_HELD_SECONDS: Final = 300.0  # longer than the parts of one save are apart
 
 
 class Workers(Enum):
@@ -46,6 +48,7 @@ class View:
     unready: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()  # of these: what holds a link, socket or pipe that cannot be copied
     unfit: Mapping[str, str] = field(default_factory=dict)  # of these: what has a path that is too long, and which
+    held: str = ""  # a file that has long been whole in an entry that is never finished, and what holds it up
 
     def as_report(self, copies: int) -> Report:
         return Report(self.written, self.gone, self.unready, copies)
@@ -62,6 +65,7 @@ class Directory:
         self._appended: dict[str, float] = {}  # files that workers have open to append to, and since when
         self._logs: dict[str, Stat] = {}  # those of them that are logs
         self._sought_logs = -_LOGS_EVERY  # when they were looked for last
+        self._rests: dict[str, tuple[Stat, float]] = {}  # files that are not known yet, and when they were seen first
         self._known: dict[str, Known] = {}
         self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
         self._lock = threading.Lock()
@@ -100,7 +104,21 @@ class Directory:
                 for path in sorted(unknown, reverse=True)
                 if self._watch.files[path] == folder.UNREADABLE
             },
+            held=self._find_held(now, torn if workers is Workers.RUN else frozenset(), able),
         )
+
+    def _find_held(self, now: float, entries: Collection[str], unknown: Collection[str]) -> str:
+        """One of these files, in these entries, that rests while another one in its entry is always being written."""
+        rests = {path: (self._watch.files[path], now) for path in unknown if entry_of(path) in entries}
+        before = self._rests
+        self._rests = {p: before[p] if p in before and before[p][0] == new[0] else new for p, new in rests.items()}
+        held = sorted(path for path, (_, since) in self._rests.items() if now - since >= _HELD_SECONDS)
+        for path in held:
+            beside = [other for other in rests if entry_of(other) == entry_of(path)]
+            newest = max(beside, key=lambda other: rests[other][0].mtime_ns)
+            if newest not in held:
+                return f"{path[:_MOST_TOLD]!r}, beside which {newest[:_MOST_TOLD]!r} is always being written"
+        return ""
 
     def _note_logs(self, now: float, files: Mapping[str, Stat], pids: list[int]) -> None:
         """Find the logs in entries that are not finished: they are part of no checkpoint, also beside some."""

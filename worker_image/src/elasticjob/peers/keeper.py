@@ -79,11 +79,13 @@ class Keeper:
         open_last_tier: Callable[[Callable[[str], bytes | None]], LastTier] | None = None,
         find_step: Callable[[], int | None] = lambda: None,
         on_unfit: Callable[[str], None] = lambda unfit: None,
+        on_unfinished: Callable[[str], None] = lambda unfinished: None,
     ) -> None:
         """`on_kept` gets, at rank 0, the number of the last record, and how many other pods hold it. Raises OSError.
 
         `open_last_tier` gets what reads a chunk of this pod; `find_step` returns the last step that was reported.
-        `on_unfit` gets the name in a save that this pod cannot have, and "" once there is none.
+        `on_unfit` gets the name in a save that this pod cannot have, and "" once there is none; `on_unfinished` a file
+        that is not copied because of another one, and "" in the same way.
         """
         self._settings = settings
         self._address = address
@@ -91,6 +93,8 @@ class Keeper:
         self._look_at_workers = look_at_workers
         self._on_kept = on_kept
         self._on_unfit = on_unfit
+        self._on_unfinished = on_unfinished
+        self._unfinished = ""  # what was told last
         self._unfit = {"restored": "", "written": ""}  # what was told last: of saves to begin with, and of its own
         settings.path.mkdir(parents=True, exist_ok=True)
         self.chunks = ChunkStore(settings.copies, settings.path, settings.limit_bytes)
@@ -270,6 +274,7 @@ class Keeper:
                 )
             self._told |= left_out
             self._note_unfit("written", next((text for entry, text in view.unfit.items() if entry in left_out), ""))
+            self._note_unfinished(view.held)
             report, self._left_out = view.as_report(copies), view.left_out
             if world.peers.over:
                 return None
@@ -283,6 +288,11 @@ class Keeper:
         if self._unfit[which] != text:
             self._unfit[which] = text
             self._on_unfit(next(filter(None, self._unfit.values()), ""))
+
+    def _note_unfinished(self, text: str) -> None:
+        if self._unfinished != text:
+            self._unfinished = text
+            self._on_unfinished(text)
 
     def _copy(self, world: _World, written: Files) -> int:
         """Have the files of this pod copied; rank 0 also those of the last record that it has, whoever wrote them.

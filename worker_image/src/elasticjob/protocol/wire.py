@@ -176,6 +176,7 @@ class Checkpoint:
     restoring: bool = False  # the agent gets it before it starts its workers in an announced world
     archive: Archive | None = None  # of a job with `spec.checkpoints.archive`
     unfit: str = ""  # a name in a save that this pod cannot have, and why
+    unfinished: str = ""  # a file that is not copied, because another one beside it is always being written
 
     def dump(self) -> dict[str, Any]:
         archive = None if self.archive is None else self.archive.dump()
@@ -185,6 +186,7 @@ class Checkpoint:
             restoring=self.restoring,
             archive=archive,
             unfit=fields.fit(self.unfit, MAX_TEXT) if self.unfit else None,
+            unfinished=fields.fit(self.unfinished, MAX_TEXT) if self.unfinished else None,
         )
 
 
