@@ -45,15 +45,16 @@ def main() -> None:
                 session.backward((losses * (-weights).exp() + weights).sum())
                 if HOW == "script" and session.world_size > 1:
                     for one in (scale, weights):
+                        assert one.grad is not None
                         dist.all_reduce(one.grad)
-                        one.grad /= session.world_size
+                        one.grad.div_(session.world_size)
                 if session.ends_step:
-                    for one in (optimizer, second):
-                        one.step()
-                        one.zero_grad()
+                    for each in (optimizer, second):
+                        each.step()
+                        each.zero_grad()
             if session.committed > before:
-                found = [one.detach().flatten().tolist() for one in (scale, weights, *model.parameters())]
-                row = {"step": session.committed, "generation": session.generation, "weights": sum(found, [])}
+                found = torch.cat([one.detach().flatten() for one in (scale, weights, *model.parameters())])
+                row = {"step": session.committed, "generation": session.generation, "weights": found.tolist()}
                 with (OUT / f"{os.getpid()}.jsonl").open("a") as lines:
                     lines.write(json.dumps(row) + "\n")
     session.close()

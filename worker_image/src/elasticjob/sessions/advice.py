@@ -86,7 +86,8 @@ def judge_outside(optimizer: torch.optim.Optimizer) -> str:
     return (
         f"{type(optimizer).__name__} trains parameters that are not of the session's model: nobody adds their gradients"
         " up over the ranks, so each rank trains others, unless the script does that. Make one model of all modules"
-        " that are trained, such as torch.nn.ModuleDict, whose forward() calls them, and call session.model."
+        " that are trained, such as torch.nn.ModuleDict, whose forward() calls them, and call session.model. Parameters"
+        " of no module, such as weights of losses, can be attributes of the model."
     )
 
 

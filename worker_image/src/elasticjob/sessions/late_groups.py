@@ -28,6 +28,34 @@ def read(optimizer: torch.optim.Optimizer, named: Mapping[str, torch.nn.Paramete
     return [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
 
 
+def find_loose(
+    optimizers: Mapping[str, torch.optim.Optimizer], named: Mapping[str, torch.nn.Parameter]
+) -> dict[str, list[torch.Tensor]]:
+    """By the name of the optimizer, in its order, the parameters that are not among these. Others are left out."""
+    known = {id(one) for one in named.values()}
+    found = {
+        name: [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
+        for name, optimizer in optimizers.items()
+    }
+    return {name: those for name, those in found.items() if those}
+
+
+@torch.no_grad()
+def load_loose(mine: Mapping[str, Sequence[torch.Tensor]], theirs: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Make the parameters of `find_loose` those of another rank, or of an earlier step.
+
+    Raises ConfigurationError if they have other shapes.
+    """
+    for name, those in mine.items():
+        for one, value in zip(those, theirs.get(name, ()), strict=False):  # an earlier step may have had fewer
+            if one.shape != value.shape:
+                raise ConfigurationError(
+                    f"an optimizer trains a parameter of no module, of the shape {tuple(one.shape)} here and"
+                    f" {tuple(value.shape)} on the ranks that train already: let every script make the same ones."
+                )
+            one.copy_(value)
+
+
 def take(
     optimizer: torch.optim.Optimizer,
     theirs: Groups,

@@ -392,7 +392,18 @@ class Memory:
 
     def _others(self) -> dict[str, Any]:
         extras = {name: extra.state_dict() for name, extra in self._extras.items()}
-        return {"extras": extras, "position": self._position}
+        found = {"extras": extras, "position": self._position}
+        loose = self._find_loose()
+        return found | {"loose": {name: [one.detach() for one in those] for name, those in loose.items()}}
+
+    def _find_loose(self) -> dict[str, list[torch.Tensor]]:
+        """By optimizer, the parameters that are of no module that the session knows, such as weights of losses.
+
+        A sharded model and what trains it belong to one world.
+        """
+        if not isinstance(self.model_state, ReplicatedModelState):
+            return {}
+        return late_groups.find_loose(self._lasting_optimizers(), self._name_parameters())
 
     def _load_others(self, value: dict[str, Any]) -> None:
         for name, extra in self._extras.items():
@@ -400,6 +411,7 @@ class Memory:
                 shapes.load(extra, value["extras"][name])
             else:
                 load_state(extra, value["extras"][name])
+        late_groups.load_loose(self._find_loose(), value.get("loose", {}))  # the source's runtime may be an older one
         if self.sampler is not None and value["position"] is not None:
             self.sampler.load_state_dict(value["position"])
         self._position = value["position"]

@@ -32,7 +32,7 @@ from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
 from elasticjob.sessions import late_groups, meetings
-from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients
+from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients, judge_outside
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence
 from elasticjob.sessions.memory import Memory
@@ -558,7 +558,7 @@ class Session:
 
     def _is_reduced(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether what this optimizer trains gets the gradients of all ranks."""
-        return self.world_size == 1 or self._is_virtual or self._memory.is_of_model(optimizer)
+        return self.world_size == 1 or self._memory.is_of_model(optimizer)
 
     def _agree(self) -> None:
         if self._model_state.has_copies and self._worlds.can_change:
@@ -633,6 +633,9 @@ class Session:
         if self._is_virtual:
             fixed = not self._worlds.can_change
             known = [self.optimizer, *self._further]
+            for one in known:
+                if not self._memory.is_of_model(one):
+                    raise ConfigurationError(judge_outside(one))
             self._memory.virtual = VirtualRanks(
                 self.model, self.sampler, growth=self._growth, send=fixed, optimizers=known
             )
