@@ -38,6 +38,7 @@ def test_a_rank_that_joins_gets_them(tmp_path: Path) -> None:
 def test_all_ranks_begin_with_the_same(tmp_path: Path) -> None:
     with FakeAgent(PROGRAM, tmp_path, HOW="script") as agent:
         agent.start(1, RANK_SEED="1")
+        agent.wait(lambda: bool(agent.rows), "a step")
         agent.join(RANK_SEED="2")
         agent.wait(lambda: bool(agent.idle), "the joiner")
         agent.tell(announced=True)
