@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,10 +58,12 @@ async def running_hub(
     authenticate: auth.Authenticator = by_name,
     leader: bool = True,
     context: ssl.SSLContext | None = None,
-    expected: int = 0,
+    expected: Mapping[str, int] | None = None,
 ) -> AsyncIterator[RunningHub]:
     woken: list[JobKey] = []
-    hub = Hub(authenticate=authenticate, wake=woken.append, settings=settings, expected=lambda: expected)
+    hub = Hub(
+        authenticate=authenticate, wake=woken.append, settings=settings, expected=lambda: sum((expected or {}).values())
+    )
     hub.leader = leader
     running = RunningHub(hub, woken)
     running.port = await hub.start("127.0.0.1", 0, context)

@@ -313,3 +313,21 @@ async def test_whoever_has_said_nothing_yet_is_sent_away_when_the_hub_stops() ->
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
+
+
+async def test_the_agents_of_other_namespaces_count_as_those_of_the_own_one_up_to_their_number() -> None:
+    settings = replace(FAST, heartbeat_min=1.0, heartbeat_max=9.0, connections_per_heartbeat_second=1.0)
+    async with (
+        running_hub(settings, authenticate=by_namespace) as running,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for i in range(5):
+            await stack.enter_async_context(seated(running, f"pod-{i}", job="evil"))
+        told: list[float] = []
+        for i in range(2):
+            client = await stack.enter_async_context(connected(running, f"pod-{i}", job="nice"))
+            await client.hello()
+            welcome = await client.hear()
+            assert isinstance(welcome, wire.Welcome)
+            told.append(welcome.heartbeat_seconds)
+        assert told == [2, 4]

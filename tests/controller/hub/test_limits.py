@@ -541,7 +541,30 @@ async def test_the_first_agent_of_a_new_hub_hears_how_many_will_come_back(
     expected: int, spread: float, heartbeat: float
 ) -> None:
     settings = replace(FAST, heartbeat_min=1.0)
-    async with running_hub(settings, expected=expected) as running, connected(running) as client:
+    async with running_hub(settings, expected={JOB[0]: expected}) as running, connected(running) as client:
+        await client.hello()
+        welcome = await client.hear()
+        assert isinstance(welcome, wire.Welcome)
+        assert welcome.reconnect_seconds == pytest.approx(spread)
+        assert welcome.heartbeat_seconds == pytest.approx(heartbeat, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "spread", "heartbeat"),
+    [
+        pytest.param([3_000], 2, 4 / 1500, 1.0, id="thousands-of-one"),
+        pytest.param([7_500, 7_500], 2, 6 / 1500, 1.0, id="thousands-of-two"),
+        pytest.param([2] * 1_499, 2, 2.0, 6.0, id="many-as-small"),
+        pytest.param([2], 6_000, 4.0, 6.0, id="the-large-one"),
+        pytest.param([1_000], 1_000, 2_000 / 1500, 4.0, id="equals"),
+    ],
+)
+async def test_the_pods_of_other_namespaces_make_nobody_slower_than_their_share_does(
+    others: list[int], own: int, spread: float, heartbeat: float
+) -> None:
+    """Three thousand pods, which need not run, made the agents of all others be missed after 24 s and not 5 s."""
+    pods = {f"other-{number}": count for number, count in enumerate(others)} | {JOB[0]: own}
+    async with running_hub(replace(FAST, heartbeat_min=1.0), expected=pods) as running, connected(running) as client:
         await client.hello()
         welcome = await client.hear()
         assert isinstance(welcome, wire.Welcome)
