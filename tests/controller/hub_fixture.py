@@ -61,9 +61,7 @@ async def running_hub(
     expected: Mapping[str, int] | None = None,
 ) -> AsyncIterator[RunningHub]:
     woken: list[JobKey] = []
-    hub = Hub(
-        authenticate=authenticate, wake=woken.append, settings=settings, expected=lambda: sum((expected or {}).values())
-    )
+    hub = Hub(authenticate=authenticate, wake=woken.append, settings=settings, expected=lambda: expected or {})
     hub.leader = leader
     running = RunningHub(hub, woken)
     running.port = await hub.start("127.0.0.1", 0, context)

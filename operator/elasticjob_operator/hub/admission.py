@@ -7,7 +7,10 @@ hold few. Pure: time is an argument.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 from elasticjob_operator import ratelimit
 
@@ -35,6 +38,11 @@ class Room:
     def __len__(self) -> int:
         return self._taken
 
+    @property
+    def held(self) -> Mapping[str, int]:
+        """The slots of each group that has some."""
+        return self._held
+
     def has_room(self, group: str, wanted: int = 1) -> bool:
         if self._share is not None and self._held[group] + wanted > self._share:
             return False
@@ -58,6 +66,25 @@ class Room:
     def _forget_if_none(self, group: str) -> None:
         if self._held[group] <= 0:
             del self._held[group]
+
+
+class Crowd:
+    """The sizes of the groups that share something of which each member takes a part.
+
+    Of each other group, at most as many members count as the own one has. So a small group is served as if all others
+    were as small, and the members of equal groups are served equally, whatever the largest one has.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._of = sizes
+        self._sizes = sorted(sizes.values())
+        self._sums = [0, *itertools.accumulate(self._sizes)]  # of so many of the smallest
+
+    def count(self, group: str, own: int) -> int:
+        """With how many members, itself included, one of this group shares, which has so many now."""
+        smaller = bisect.bisect_left(self._sizes, own)
+        counted = self._sums[smaller] + own * (len(self._sizes) - smaller)
+        return own + counted - min(own, self._of.get(group, 0))
 
 
 class Allowances:

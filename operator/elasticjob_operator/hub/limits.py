@@ -18,7 +18,8 @@ class HubSettings:
     authenticate_seconds: float = 10.0
     heartbeat_min: float = 1.0
     heartbeat_max: float = 6.0  # 10,000 agents then cost a tenth of a core
-    connections_per_heartbeat_second: float = 500.0  # beyond this many, agents ping less often
+    connections_per_heartbeat_second: float = 500.0  # beyond this many, agents ping less often: `admission.Crowd`
+    count_seconds: float = 1.0  # until the agents of other namespaces are counted again
     timeout_min: float = 5.0
     reconnects_per_second: float = 1500.0  # a core can do so many: what comes earlier waits, gives up and comes again
     reconnect_max: float = 5.0  # half of the time after which an agent that is not back yet counts as lost

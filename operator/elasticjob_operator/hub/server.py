@@ -41,9 +41,9 @@ class Hub:
         clock: Callable[[], float] = time.time,
         settings: limits.HubSettings | None = None,
         on_restart: Callable[[str], None] = lambda task: None,
-        expected: Callable[[], int] = lambda: 0,
+        expected: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`expected`: the number of pods whose agents may connect, which a new hub has still to meet."""
+        """`expected`: the number of pods whose agents may connect, by namespace: a new hub has still to meet them."""
         self._authenticate = authenticate
         self._clock = clock
         self._settings = settings or limits.HubSettings()
@@ -56,6 +56,7 @@ class Hub:
         self._listener: handshake.HandshakeListener | None = None
         self._context: ssl.SSLContext | None = None
         self._leader, self._expected = False, expected
+        self._crowd, self._counted = admission.Crowd({}), float("-inf")  # the agents, and when they were counted
         self._on_restart = on_restart  # called when a background task failed
         self.started_at = clock()
         self.counts = self._registry.counts  # "refused:401", "closed:silent", "message:state", ...
@@ -201,7 +202,8 @@ class Hub:
             return identity
         if not self._leader:
             return STANDBY
-        link = self._registry.admit(identity, limits.heartbeat_seconds(self._expected_agents() + 1, self._settings))
+        sharing = self._count_sharing(identity.namespace, joining=1)
+        link = self._registry.admit(identity, limits.heartbeat_seconds(sharing, self._settings))
         return link if isinstance(link, auth.Refusal) else (identity, link)
 
     async def _review(self, request: web.BaseRequest) -> auth.Identity | auth.Refusal:
@@ -288,7 +290,7 @@ class Hub:
             in_process=entry.job.is_in_process,
             training=entry.job.is_training,
             peer_key=entry.job.peer_key if hello.peers else None,
-            reconnect_seconds=limits.reconnect_seconds(self._expected_agents(), self._settings),
+            reconnect_seconds=limits.reconnect_seconds(self._count_sharing(identity.namespace), self._settings),
         )
         await link.send(frames.encode(welcome))
         self._registry.send_soon(entry)
@@ -299,9 +301,17 @@ class Hub:
             if link.close_reason is None and (reason := self._registry.receive(entry, message, link.size)) is not None:
                 return reason
 
-    def _expected_agents(self) -> int:
-        """How many there will be: a new hub has still to meet most of them, and tells the first ones what fits all."""
-        return max(len(self._registry), self._expected())
+    def _count_sharing(self, namespace: str, *, joining: int = 0) -> int:
+        """With how many agents one of this namespace shares the hub, itself included: see `admission.Crowd`.
+
+        A new hub has still to meet most of them, and tells the first ones what fits all.
+        """
+        now, expected, known = asyncio.get_running_loop().time(), self._expected(), self._registry.places.held
+        if now - self._counted >= self._settings.count_seconds:
+            names = expected.keys() | known.keys()
+            self._crowd = admission.Crowd({name: max(expected.get(name, 0), known.get(name, 0)) for name in names})
+            self._counted = now
+        return self._crowd.count(namespace, max(known.get(namespace, 0) + joining, expected.get(namespace, 0)))
 
     async def _sweep_forever(self) -> None:
         loop = asyncio.get_running_loop()

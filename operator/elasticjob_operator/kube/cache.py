@@ -59,6 +59,7 @@ class Cache:
         self.jobs_known = False  # all of them were read once
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
+        self._counts: Counter[str] = Counter()  # of pods that have not ended, by namespace
         self._strangers: dict[str, Stranger] = {}  # by UID
         # UIDs of pods that are gone, and the version at which they went: a late event must not restore them.
         self._gone: Recent[str, str] = Recent(LONGEST_MEMORY)
@@ -140,7 +141,9 @@ class Cache:
             self._remove_pod(uid)
         if pod is None or key is None:
             return
-        self._move(key, known.node if known is not None and before == key else "", pod.node)
+        same = known if before == key else None
+        self._move(key, same.node if same is not None else "", pod.node)
+        self._count(key[0], same, pod)
         self._pods.setdefault(key, {})[uid] = pod
         self._job_of[uid] = key
         self._wake(key)
@@ -163,9 +166,16 @@ class Cache:
             return
         pod = self._pods[key].pop(uid)
         self._move(key, pod.node, "")
+        self._count(key[0], pod, None)
         if not self._pods[key]:
             del self._pods[key]
         self._wake(key)
+
+    def _count(self, namespace: str, before: Pod | None, after: Pod | None) -> None:
+        has_come, had_come = after is not None and not after.terminal, before is not None and not before.terminal
+        self._counts[namespace] += has_come - had_come
+        if not self._counts[namespace]:
+            del self._counts[namespace]
 
     def _move(self, key: JobKey, before: str, after: str) -> None:
         """Record that one pod of this job is on another node; "" is none."""
@@ -213,8 +223,9 @@ class Cache:
         """Pods on nodes that have the operator's label and are no workers."""
         return tuple(self._strangers.values())
 
-    def count_pods(self) -> int:
-        return len(self._job_of)
+    def count_pods(self) -> Mapping[str, int]:
+        """How many workers each namespace has, without those that have ended."""
+        return self._counts
 
     def find_pod(self, namespace: str, name: str, uid: str) -> str | None:
         """The job of this worker pod; None if it is not, or not yet, known as a worker of an existing job."""

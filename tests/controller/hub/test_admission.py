@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticjob_operator.hub import admission, limits
 from elasticjob_operator.run import file_limits
@@ -90,3 +92,31 @@ def test_the_limit_of_open_files_is_raised_and_what_it_is_enough_for_is_said(sof
     assert int(done.stdout) == hard
     assert done.stderr.startswith(says)
     assert ("hard limit of open files" in done.stderr) is says.startswith("WARNING")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "group", "own", "counted"),
+    [
+        ({}, "a", 3, 3),
+        ({"a": 3}, "a", 3, 3),
+        ({"a": 2}, "a", 3, 3),
+        ({"b": 3_000}, "a", 2, 4),
+        ({"a": 2, "b": 3_000, "c": 1}, "a", 2, 5),
+        ({"a": 2, "b": 3_000, "c": 1}, "b", 3_000, 3_003),
+        ({"a": 1_000, "b": 1_000}, "a", 1_000, 2_000),
+        ({"a": 9, "b": 3}, "a", 2, 4),
+    ],
+)
+def test_of_other_groups_as_many_count_as_the_own_one_has(
+    sizes: dict[str, int], group: str, own: int, counted: int
+) -> None:
+    assert admission.Crowd(sizes).count(group, own) == counted
+
+
+@given(st.lists(st.integers(min_value=1, max_value=20_000), min_size=1, max_size=50))
+def test_the_shares_of_all_groups_fit_together(sizes: list[int]) -> None:
+    """The largest group takes all of it at most, the next one half: together hardly more than a few would alone."""
+    groups = {str(number): size for number, size in enumerate(sizes)}
+    crowd = admission.Crowd(groups)
+    for rank, group in enumerate(sorted(groups, key=groups.__getitem__, reverse=True), 1):
+        assert groups[group] / crowd.count(group, groups[group]) <= 1 / rank

@@ -316,7 +316,9 @@ async def test_whoever_has_said_nothing_yet_is_sent_away_when_the_hub_stops() ->
 
 
 async def test_the_agents_of_other_namespaces_count_as_those_of_the_own_one_up_to_their_number() -> None:
-    settings = replace(FAST, heartbeat_min=1.0, heartbeat_max=9.0, connections_per_heartbeat_second=1.0)
+    settings = replace(
+        FAST, heartbeat_min=1.0, heartbeat_max=9.0, connections_per_heartbeat_second=1.0, count_seconds=0.0
+    )
     async with (
         running_hub(settings, authenticate=by_namespace) as running,
         contextlib.AsyncExitStack() as stack,

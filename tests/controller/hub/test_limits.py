@@ -555,7 +555,7 @@ async def test_the_first_agent_of_a_new_hub_hears_how_many_will_come_back(
         pytest.param([3_000], 2, 4 / 1500, 1.0, id="thousands-of-one"),
         pytest.param([7_500, 7_500], 2, 6 / 1500, 1.0, id="thousands-of-two"),
         pytest.param([2] * 1_499, 2, 2.0, 6.0, id="many-as-small"),
-        pytest.param([2], 6_000, 4.0, 6.0, id="the-large-one"),
+        pytest.param([2], 6_000, 6_002 / 1500, 6.0, id="the-large-one"),
         pytest.param([1_000], 1_000, 2_000 / 1500, 4.0, id="equals"),
     ],
 )

@@ -111,7 +111,7 @@ def test_pods_that_look_like_workers_of_a_job_are_counted_up_to_what_a_job_may_h
     cache.put_job(raw_job())
     for index in range(60):
         cache.put_pod(raw_pod(index))
-    assert len(cache.pods(KEY)) == cache.count_pods() == 40
+    assert len(cache.pods(KEY)) == cache.count_pods()["team"] == 40
     assert [(one.name, one.why) for one in watched.unowned[:1]] == [("digits-worker-40", "its job has 40 pods already")]
     assert len(watched.unowned) == 20
     cache.put_pod(raw_pod(3, resourceVersion="21"))
@@ -370,3 +370,20 @@ def test_a_gate_that_the_answer_to_a_write_does_not_show_is_seen(watched: Watche
     cache.put_pod({**pod, "spec": spec, "status": {"conditions": [gate]}})
     (found,) = cache.pods(KEY)
     assert found.waiting == "SchedulingGated"
+
+
+def test_pods_that_have_not_ended_are_counted_by_namespace(watched: Watched) -> None:
+    cache = watched.cache
+    cache.put_job(raw_job())
+    for index in range(3):
+        cache.put_pod(raw_pod(index))
+    assert cache.count_pods() == {"team": 3}
+    ended = raw_pod(0, resourceVersion="21") | {"status": {"phase": "Succeeded"}}
+    cache.put_pod(ended)
+    cache.put_pod(raw_pod(1, resourceVersion="21"))
+    assert cache.count_pods() == {"team": 2}
+    cache.drop_pod("u0", "22")
+    assert cache.count_pods() == {"team": 2}
+    cache.drop_pod("u1", "22")
+    cache.drop_pod("u2", "22")
+    assert cache.count_pods() == {}
