@@ -48,6 +48,8 @@ def test_each_is_told_once_and_only_where_it_is() -> None:
         pytest.param(DataLoader(DATA), None, "has no sampler that knows the ranks", id="no sampler"),
         pytest.param(DataLoader(DATA), OWN, "does not use the session's sampler", id="another sampler"),
         pytest.param(DataLoader(Stream()), None, "the whole IterableDataset", id="a stream"),
+        pytest.param(DataLoader(Stream()), OWN, "the whole IterableDataset", id="a stream, and a sampler of indices"),
+        pytest.param(DataLoader(Stream()), object(), "", id="a stream whose position the session has"),
         pytest.param(
             DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0)),
             None,
