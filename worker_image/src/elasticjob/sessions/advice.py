@@ -24,6 +24,8 @@ def judge_loader(loader: Any, sampler: Any) -> str:
     if not isinstance(loader, data.DataLoader):
         return ""
     if isinstance(loader.dataset, data.IterableDataset):
+        if sampler is not None and not isinstance(sampler, ElasticDistributedSampler):
+            return ""  # the script follows this advice, as far as anybody can see
         return (
             "each rank reads the whole IterableDataset, and after a change of the world begins it again: divide it by"
             " session.rank and session.world_size, pass an object that knows the position as sampler=, and end the"
