@@ -7,11 +7,15 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 - A collective is queued. `wait()` and futures return whether or not it can ever be done, and nothing raises.
 - If a peer is lost, its kernel stays on the device until somebody aborts the communicator. Then it ends, with what lies
   in its buffers, and everything behind it goes on. Who waits for the device (`synchronize`) waits until then.
+- It has a stream of its own. The script's stream waits for it once the script has called `wait()`, and so does who
+  waits for that stream. Nobody waits for a collective that was only begun.
 - An aborted communicator refuses further collectives with `DistBackendError`.
 - An abort frees memory of the device, and waits for the kernels of all other communicators first: for a quarter of a
   minute with NCCL, and here until they end. Two that are stuck are aborted at once, or not at all.
 - It is made by its first collective. If a peer does not come then, nothing frees the thread that waits, also no abort.
+  A message from one rank to another has a communicator of these two, unless it is one of a batch.
 - Its watchdog notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
+  Torch's own checks of collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) make mode 3 of mode 0.
 
 A collective that can be done is done by gloo, on copies, and `wait()` waits for that: an undisturbed run has the bits
 of gloo. What a script computes behind a collective that is stuck is what the device would compute after the abort.
@@ -27,6 +31,7 @@ import contextlib
 import ctypes
 import dataclasses
 import datetime
+import functools
 import os
 import queue
 import random
@@ -52,6 +57,8 @@ _libc = ctypes.CDLL(None)
 VARIABLE = "FAKE_NCCL"
 # torch's c10d: what the watchdog does after an error. Modes 1 and 3 end the process, 1 and 2 abort the communicators.
 _MODE, _DUMP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+_DESYNC = "TORCH_NCCL_DESYNC_DEBUG"
+_WORLD = ""  # the key of the communicator of all ranks of a group; that of two has their numbers
 
 
 @dataclass(frozen=True)
@@ -103,29 +110,57 @@ class Device:
     """The device of this process: the kernels that have not ended."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._kernels: set[Kernel] = set()
+        self._waits: list[tuple[set[Kernel], Gate]] = []
 
     def put(self, kernel: Kernel) -> None:
-        with self._changed:
+        with self._lock:
             self._kernels.add(kernel)
 
     def end(self, kernel: Kernel, finish: Callable[[], None]) -> None:
         """The kernel leaves the device, once: it is done, or aborted."""
-        with self._changed:
+        with self._lock:
             if kernel in self._kernels:
                 finish()
                 self._kernels.remove(kernel)
-                self._changed.notify_all()
+            for one in [one for one in self._waits if not one[0] & self._kernels]:
+                self._waits.remove(one)
+                one[1].open()
 
     def wait(self) -> None:
         """Until all that is queued now has left the device."""
-        with self._changed:
-            before = set(self._kernels)
-            self._changed.wait_for(lambda: not before & self._kernels)
+        self._wait_for(lambda _: True)
+
+    def wait_for_stream(self) -> None:
+        """Until all has left the device for which the stream of the script waits."""
+        self._wait_for(lambda kernel: kernel.is_joined)
+
+    def is_stream_busy(self) -> bool:
+        with self._lock:
+            return any(one.is_joined for one in self._kernels)
+
+    def has(self, kernel: Kernel) -> bool:
+        with self._lock:
+            return kernel in self._kernels
+
+    def _wait_for(self, counts: Callable[[Kernel], bool]) -> None:
+        with self._lock:
+            before, done = set(filter(counts, self._kernels)), Gate()
+            if before:
+                self._waits.append((before, done))
+        if before:
+            done.wait()
 
 
 _device = Device()
+
+
+class _Here(threading.local):
+    is_in_batch = False
+
+
+_here = _Here()
 
 
 def sleep_in_torch(seconds: float) -> None:
@@ -135,7 +170,18 @@ def sleep_in_torch(seconds: float) -> None:
 
 
 def synchronize() -> None:
-    """What `torch.cuda.synchronize()`, `.item()` and `.to(device)` do."""
+    """What `torch.cuda.current_stream().synchronize()`, `.item()` and `.to(device)` do."""
+    _device.wait_for_stream()
+
+
+def poll() -> None:
+    """The same, as CUDA does it: the processor never rests."""
+    while _device.is_stream_busy():
+        time.sleep(0)  # gives the lock back, and goes on at once
+
+
+def synchronize_all() -> None:
+    """What `torch.cuda.synchronize()` does, and whatever frees memory of the device."""
     _device.wait()
 
 
@@ -143,10 +189,19 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
     """A collective on the device. It works on copies of its tensors, so that gloo changes nothing after an abort."""
 
     def __init__(
-        self, inner: Any, results: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], leaves: str
+        self,
+        inner: Any,
+        results: Sequence[torch.Tensor],
+        copies: Sequence[torch.Tensor],
+        leaves: str,
+        has_error: Callable[[], bool] = lambda: False,
+        blocks: bool = False,
     ) -> None:
+        """`has_error`: of its communicator; `blocks`: so does `wait()`, until it has left the device."""
         super().__init__()
         self.inner = inner
+        self.is_joined = False  # the stream of the script waits for it
+        self._has_error, self._blocks = has_error, blocks
         self._results, self._copies, self._leaves = list(results), list(copies), leaves
         self._may_go_on = threading.Event()  # the processor; either the kernel has ended, or it never will by itself
         self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
@@ -172,32 +227,42 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
             self._future.set_result(self._results)
 
     def wait(self, timeout: Any = None) -> bool:
+        self.is_joined = True
         self._may_go_on.wait()
-        if not all(one.is_floating_point() for one in self._results):
+        if self._blocks or not all(one.is_floating_point() for one in self._results):
             synchronize()  # torch reads whole numbers at once, for example the sizes that DDP compares
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        self.is_joined = True
         return self._future
 
     def is_completed(self) -> bool:
-        return self._may_go_on.is_set()
+        return self._has_error() or not _device.has(self)
+
+
+class Stream:
+    """Of one communicator: a thread that ends its kernels in order."""
+
+    def __init__(self, run: Callable[[Stream], None]) -> None:
+        self.queue: queue.SimpleQueue[Kernel | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=run, args=(self,), name="fake-nccl-stream", daemon=True)
 
 
 class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
-    """A communicator, with a thread that ends its kernels in order, and torch's watchdog."""
+    """The communicators of a group, and torch's watchdog."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
         self._wants = Wants.read()
-        self._mode, self._dump = os.environ.get(_MODE, "3"), 4 * float(os.environ.get(_DUMP, "15000")) / 1000
+        self._mode, self._dump = _find_mode(), 4 * float(os.environ.get(_DUMP, "15000")) / 1000
         self._inner: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._queue: queue.SimpleQueue[Kernel | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: list[Kernel] = []
         self._aborted = threading.Event()
+        self._has_error = threading.Event()  # the watchdog has seen it
         self._watchdog: threading.Thread | None = None
-        self._stream: threading.Thread | None = None
+        self._streams: dict[str, Stream] = {}  # of its communicators, by their keys
         self._count = 0
         self._store = store
         self._name = ""
@@ -217,16 +282,19 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
 
     # The device.
 
-    def _run(self) -> None:
-        while (kernel := self._queue.get()) is not None:
+    def _run(self, stream: Stream) -> None:
+        while (kernel := stream.queue.get()) is not None:
             try:
-                _wait(kernel.inner)
+                if isinstance(kernel.inner, Then):
+                    kernel.inner.finish()
+                else:
+                    _wait(kernel.inner)
             except RuntimeError:  # a peer is lost: nothing ends this kernel and those behind it but an abort
                 self._notice()
                 while kernel is not None:
                     kernel.abandon()
                     kernel.release()
-                    kernel = self._queue.get()
+                    kernel = stream.queue.get()
                 return
             _device.end(kernel, kernel.finish)
             with self._lock:
@@ -234,31 +302,32 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
                     self._pending.remove(kernel)
             kernel.release()
 
-    def _create(self) -> None:
-        if self._wants.dies == os.environ.get("ELASTICJOB_GENERATION") and self.rank() == self.size() - 1:
+    def _create(self, key: str, ranks: Sequence[int]) -> None:
+        is_last = self.rank() == self.size() - 1
+        if key == _WORLD and self._wants.dies == os.environ.get("ELASTICJOB_GENERATION") and is_last:
             os.kill(os.getpid(), signal.SIGKILL)
         made = Gate()
-        threading.Thread(target=self._meet, args=(made,), name="fake-nccl-bootstrap", daemon=True).start()
+        threading.Thread(target=self._meet, args=(made, key, ranks), name="fake-nccl-bootstrap", daemon=True).start()
         made.wait()
 
-    def _meet(self, made: Gate) -> None:
+    def _meet(self, made: Gate, key: str, ranks: Sequence[int]) -> None:
         with contextlib.suppress(RuntimeError):  # the connection to the store was shut down
-            self._store.set(f"made by {self.rank()}", "")
-            while not self._store.check([f"made by {rank}" for rank in range(self.size())]):
+            self._store.set(f"{key} made by {self.rank()}", "")
+            while not self._store.check([f"{key} made by {rank}" for rank in ranks]):
                 time.sleep(0.002)
             made.open()
 
-    def _put(self, kernel: Kernel, counts: bool) -> Kernel:
+    def _put(self, kernel: Kernel, key: str, counts: bool) -> Kernel:
         with self._lock:
             if self._aborted.is_set():
                 raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
             self._count += counts  # a message from one rank to another is none
             self._pending.append(kernel)
             _device.put(kernel)
-            self._queue.put(kernel)
-            if self._stream is None:
-                self._stream = threading.Thread(target=self._run, name="fake-nccl-stream", daemon=True)
-                self._stream.start()
+            if key not in self._streams:
+                self._streams[key] = Stream(self._run)
+                self._streams[key].thread.start()
+            self._streams[key].queue.put(kernel)
         return kernel
 
     # The watchdog.
@@ -271,6 +340,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def _watch(self) -> None:
         if self._aborted.wait(self._wants.notices):
             return
+        self._has_error.set()
         _say(f"the watchdog has seen an error; it dumps for {self._dump} s")
         time.sleep(self._dump)  # an abort does not shorten it
         if self._mode in ("1", "2"):
@@ -284,7 +354,8 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def _free(self) -> None:
         with self._lock:
             self._aborted.set()
-            self._queue.put(None)
+            for stream in self._streams.values():
+                stream.queue.put(None)
             pending, self._pending = self._pending, []
         for kernel in pending:
             _device.end(kernel, kernel.abandon)
@@ -293,7 +364,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         is_first = not self._aborted.is_set()
         self._free()
-        synchronize()  # it frees memory of the device, which waits for the kernels of other communicators
+        synchronize_all()  # it frees memory of the device, which waits for the kernels of other communicators
         if is_first and self._wants.abort:
             sleep_in_torch(self._wants.abort)
 
@@ -305,21 +376,31 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         if self._wants.shutdown == "hangs":
             Gate().wait()
         if not self._aborted.is_set():
-            synchronize()  # a communicator is flushed before it is destroyed
-            self._queue.put(None)
-            if self._stream is not None:
-                self._stream.join()  # who has the last reference waits in torch's destructor, and is to be who ends it
+            synchronize_all()  # a communicator is flushed before it is destroyed
+            for stream in self._streams.values():
+                stream.queue.put(None)
+                stream.thread.join()  # who has the last reference waits in torch's destructor, and is to be who ends it
 
     # Collectives. Their arguments are torch's.
 
     def _start(
-        self, outputs: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Any], counts: bool = True
+        self,
+        outputs: Sequence[torch.Tensor],
+        start: Callable[[list[torch.Tensor]], Any],
+        peer: int | None = None,
+        blocks: bool = False,
     ) -> Kernel:
-        if self._stream is None:
-            self._create()
+        """`peer`: of a message from one rank to another."""
+        key, ranks = _WORLD, list(range(self.size()))
+        if peer is not None and not _here.is_in_batch:
+            ranks = sorted({self.rank(), peer})
+            key = ":".join(map(str, ranks))
+        if key not in self._streams:
+            self._create(key, ranks)
         with torch.no_grad():
             copies = [one.detach().clone() for one in outputs]
-        return self._put(Kernel(start(copies), outputs, copies, self._wants.leaves), counts)
+        made = Kernel(start(copies), outputs, copies, self._wants.leaves, self._has_error.is_set, blocks)
+        return self._put(made, key, counts=peer is None)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Kernel:
         given = tensors if isinstance(tensors, list) else [tensors]
@@ -366,17 +447,79 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def all_to_all_single(self, output: Any, input: Any, out_splits: Any = (), in_splits: Any = (), *_: Any) -> Kernel:
         return self.alltoall_base(output, input, out_splits, in_splits, _c10d.AllToAllOptions())
 
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+        """Gloo has none for lists: a message to each rank, and one from each."""
+        given, sizes = [one.detach().reshape(-1) for one in inputs], [one.numel() for one in outputs]
+        flat = torch.empty(sum(sizes), dtype=outputs[0].dtype)
+        args = [flat, torch.cat(given), sizes, [one.numel() for one in given], opts]
+
+        def start(mine: list[torch.Tensor]) -> Any:
+            work = self._inner.alltoall_base(*args)
+            return Then(
+                work, lambda: [a.copy_(b.view_as(a)) for a, b in zip(mine, torch.split(flat, sizes), strict=True)]
+            )
+
+        return self._start(outputs, start)
+
+    def reduce(self, tensors: Any, opts: Any) -> Kernel:
+        return self._start(tensors, lambda mine: self._inner.reduce(mine, opts))
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+        given = [[one.detach().clone() for one in flat] for flat in inputs]
+        return self._start(outputs, lambda mine: self._inner.reduce_scatter(mine, given, opts))
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+        flat, given = (outputs[0] if outputs else []), [one.detach().clone() for one in inputs]
+        return self._start(flat, lambda mine: self._inner.gather([mine] if outputs else [], given, opts))
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+        given = [[one.detach().clone() for one in flat] for flat in inputs]
+        return self._start(outputs, lambda mine: self._inner.scatter(mine, given, opts))
+
     def send(self, tensors: Any, peer: int, tag: int) -> Kernel:
         given = [one.detach().clone() for one in tensors]
-        return self._start([], lambda _: self._inner.send(given, peer, tag), counts=False)
+        return self._start([], lambda _: self._inner.send(given, peer, tag), peer)
 
     def recv(self, tensors: Any, peer: int, tag: int) -> Kernel:
-        return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag), counts=False)
+        return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag), peer)
 
     def barrier(self, opts: Any = None) -> Kernel:
-        kernel = self._start([], lambda _: self._inner.barrier(_c10d.BarrierOptions()))
-        synchronize()  # ProcessGroupNCCL blocks the processor in a barrier, and returns from it after an abort
-        return kernel
+        """Its `wait()` blocks the processor, and returns after an abort."""
+        return self._start([], lambda _: self._inner.barrier(_c10d.BarrierOptions()), blocks=True)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+
+class Then:
+    """Gloo's work, and what is done with its result when it is done."""
+
+    def __init__(self, inner: Any, do: Callable[[], object]) -> None:
+        self.inner, self._do = inner, do
+
+    def finish(self) -> None:
+        _wait(self.inner)
+        self._do()
+
+
+def _in_batch(batch: Callable[..., Any]) -> Callable[..., Any]:
+    """Messages of a batch use the communicator of all ranks, as they may be with any of them."""
+
+    @functools.wraps(batch)
+    def call(*given: Any, **more: Any) -> Any:
+        _here.is_in_batch = True
+        try:
+            return batch(*given, **more)
+        finally:
+            _here.is_in_batch = False
+
+    return call
+
+
+def _find_mode() -> str:
+    mode = os.environ.get(_MODE, "3")
+    checks: Any = dist.get_debug_level() == dist.DebugLevel.DETAIL  # type: ignore[attr-defined]
+    return "3" if mode == "0" and (checks or os.environ.get(_DESYNC, "0") == "1") else mode
 
 
 def choose() -> str | None:
@@ -416,4 +559,5 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> FakeNCCL:
 
 
 dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+dist.batch_isend_irecv = _in_batch(dist.batch_isend_irecv)
 devices.register_wait(NAME, synchronize)
