@@ -2,17 +2,19 @@
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection, saves,
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
-does not have the first of two optimizers, or captured: a CUDA graph records each step of it), SCHEDULE (where a
-scheduler steps in a step: first, middle or last), WHERE (the model is evaluated: in a "step" after its optimizer,
-"outside" of any block, or else in a block of its own), LAST (step), KILL ("step:rank" in the first world, in the middle
-of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway,
-between, message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends a large
-message in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except
-Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), RAISES
-(the name of an exception that the script raises at gradients that are none, and instead of the error of a backward
-pass; with "at:step:" before it also in the middle of this step), MOMENTUM,
-REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until the file "told" exists),
-DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a device).
+does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what the second
+optimizer needs is waited for when the first one has stepped), SCHEDULE (where a scheduler steps in a step: first,
+middle or last), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a
+block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first world, in
+the middle of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied,
+halfway, between, message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends
+a large message in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an
+`except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps),
+RAISES (the name of an exception that the script raises at gradients that are none, and instead of the error of a
+backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value of an
+evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until
+the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a
+device).
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def end_by_signal(_: str) -> Exception:
 def raising(step: int, model: torch.nn.Module) -> Iterator[None]:
     """A script that looks at what a backward pass has done, and has words of its own if it is wrong."""
     at, _, name = RAISES.rpartition(":")
-    if not name:
+    if not name or at == "evaluation":
         yield
         return
     error = end_by_signal if name == "SIGUSR2" else getattr(builtins, name, None) or getattr(torch, name)
@@ -196,7 +198,7 @@ class Script:
         if KIND == "evaluate":
             self.model = torch.nn.Sequential(self.passes, *self.model)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
-        parts = [body, head] if KIND in ("two", "stranger", *IN_TURN) else [self.model]
+        parts = [body, head] if KIND in ("two", "late", "stranger", *IN_TURN) else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
         options: dict[str, Any] = {"virtual": {"virtual_ranks": 6}, "accumulate": {"micro_batch_size": 4}}.get(KIND, {})
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
@@ -204,7 +206,7 @@ class Script:
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
         if "DIE_TELLING" in os.environ:
             extras["notes"] = Notes()
-        if KIND in ("two", *IN_TURN):
+        if KIND in ("two", "late", *IN_TURN):
             extras["head"] = self.optimizers[1]
         if KIND == "gan-scalers":
             self.scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=7) for _ in parts]
@@ -310,7 +312,10 @@ class Script:
             self.scaler.step(self.optimizers[0])
             self.scaler.update()
         else:
-            for one in self.optimizers:
+            begun = self.begin_late() if KIND == "late" and session.world_size > 1 else lambda: None
+            for number, one in enumerate(self.optimizers):
+                if number == 1:
+                    begun()
                 self.apply(one)
                 die_here(*here, "applied")
                 time.sleep(float(os.environ.get("REST", "0")) if here[0] == 12 else 0)
@@ -326,6 +331,18 @@ class Script:
         if KIND == "evaluate" and WHERE == "step":
             die_here(*here, "between")
             self.call_model()
+
+    def begin_late(self) -> Callable[[], None]:
+        """Ask the other ranks for a factor of the gradients of the second optimizer; what is returned waits for it."""
+        found = torch.ones(1)
+        under_way: Any = dist.all_reduce(found, async_op=True)
+
+        def end() -> None:
+            under_way.wait()
+            for one in self.optimizers[1].param_groups[0]["params"]:
+                one.grad.mul_(found / self.session.world_size)
+
+        return end
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         if KIND == "compiled" and self.compiled is None:
@@ -391,14 +408,22 @@ class Script:
             die_here(*here, "between")
             self.call_model()
             return
+        under_way: Any = None
         with session.interruptible() as block:
             die_here(*here, "between")
             found = torch.ones(1)
             with swallowing("evaluation"):
                 self.call_model()
                 if size > 1:
-                    dist.all_reduce(found)
-            fake_nccl.synchronize()  # as found.item() does
+                    under_way = dist.all_reduce(found, async_op=WHERE == "later")
+            if WHERE != "later":
+                fake_nccl.synchronize()  # as found.item() does
+            if RAISES == "evaluation:SystemExit" and found.item() != size:
+                os.write(1, b"something is wrong\n")  # in one piece, beside other ranks
+                sys.exit(3)
+        if under_way is not None:
+            under_way.wait()
+            fake_nccl.synchronize()
         if getattr(block, "is_whole", True):
             with self.lines.open("a") as lines:
                 lines.write(json.dumps({"found": found.item(), "size": size, "after": session.committed}) + "\n")
@@ -484,6 +509,10 @@ def die_entering() -> None:
 
 
 def main() -> None:
+    checks: Any = dist
+    checks.set_debug_level_from_env()  # torch was imported before the variables of this process were there
+    if RAISES.startswith("evaluation:"):
+        signal.signal(signal.SIGURG, lambda *_: None)  # the script's own: it is not interrupted
     if "DEVICE" in os.environ:
         fake_nccl.put_state_on_device()
     if "entering" in os.environ.get("KILL", ""):

@@ -196,6 +196,19 @@ def test_optimizers_that_step_together_have_one_permission(tmp_path: Path, undis
     check(norms, undisturbed("two"))
 
 
+@pytest.mark.parametrize(
+    ("backend", "point"), [("fakenccl", "backward"), ("fakenccl", "applied"), ("gloo", "backward")]
+)
+@together
+def test_an_optimizer_does_not_apply_what_was_only_waited_for_after_another_one(
+    tmp_path: Path, undisturbed: Any, backend: str, point: str
+) -> None:
+    """The collective was begun before the first one stepped, whose permission says nothing of it."""
+    agent, norms = train(tmp_path, KIND="late", KILL=f"12:2:1:{point}", BACKEND=backend, FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("two"))
+
+
 @pytest.mark.parametrize("swallows", [False, True])
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 @together
@@ -314,6 +327,31 @@ def test_what_is_computed_between_two_steps_is_right_or_known_to_be_wrong(
     check_passes(agent)
 
 
+@together
+def test_what_was_only_begun_between_two_steps_is_known_to_be_wrong(tmp_path: Path, undisturbed: Any) -> None:
+    """The script waits for it after the block, whose end says that all values of it are right."""
+    variables = {"FAKE_NCCL": "leaves=garbage", "WHERE": "later"}
+    agent, norms = train(tmp_path, KIND="evaluate", KILL="12:2:1:between", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+    found = [row for row in agent.rows if "found" in row]
+    assert [row for row in found if row["found"] != row["size"]] == []
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_an_exit_at_what_a_loss_has_left_between_two_steps_ends_nobody(
+    tmp_path: Path, undisturbed: Any, backend: str
+) -> None:
+    """An evaluation that stops the script at a value that is none."""
+    variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "RAISES": "evaluation:SystemExit"}
+    variables |= {"SWALLOW": "evaluation"} if backend == "gloo" else {}
+    agent, norms = train(tmp_path, KIND="evaluate", KILL="12:2:1:between", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    assert agent.log.count("something is wrong\n") == 2, "both survivors have met it"
+    check(norms, undisturbed("plain"))
+
+
 def check_passes(agent: FakeAgent) -> None:
     counts = {(row["step"], row["passes"]) for row in agent.rows if "passes" in row}
     assert [(step, passes) for step, passes in counts if passes != step + 1] == []
@@ -336,6 +374,16 @@ def test_the_watchdog_of_torch_ends_nobody(tmp_path: Path, undisturbed: Any, dum
     """A network tells it of a dead peer before the agent does. It would sleep for four times `dump` first."""
     variables = {**TORCHRUN, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": dump}
     agent, norms = train(tmp_path, KILL=KILLED, FAKE_NCCL="notices=0.02", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check(norms, undisturbed("plain"))
+
+
+@pytest.mark.parametrize("name", ["TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_DESYNC_DEBUG"])
+@together
+def test_nor_does_it_if_torch_is_to_check_the_collectives(tmp_path: Path, undisturbed: Any, name: str) -> None:
+    """Whoever looks for a mistake sets one of these, and torch then handles errors though it was told not to."""
+    more = {name: "DETAIL" if name == "TORCH_DISTRIBUTED_DEBUG" else "1"}
+    agent, norms = train(tmp_path, KILL=KILLED, FAKE_NCCL="notices=0.02", **TORCHRUN, **more)
     assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
     check(norms, undisturbed("plain"))
 
@@ -380,6 +428,16 @@ def test_a_loss_while_communicators_are_made_frees_the_others(tmp_path: Path) ->
         agent.run()
     assert sorted(agent.ended) == [-9, 0, 0]
     assert max(row["step"] for row in agent.rows if row["generation"] == 3) == 24
+
+
+@together
+def test_nor_is_it_the_main_thread_for_groups_that_a_script_makes_when_a_world_begins(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    """The first collective in them, in the first step, would make their communicators."""
+    agent, norms = train(tmp_path, KIND="groups", KILL="0:2:1:forward", FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check(norms, undisturbed("plain"))
 
 
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
