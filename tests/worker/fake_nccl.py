@@ -48,7 +48,7 @@ import torch.distributed as dist
 
 from elasticjob import env
 from elasticjob.collectives import skeletons
-from elasticjob.torchcompat import devices
+from elasticjob.torchcompat import devices, waits
 
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
@@ -226,6 +226,7 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
             self._may_go_on.set()
             self._future.set_result(self._results)
 
+    @waits.counting  # as the `wait()` of torch's own class
     def wait(self, timeout: Any = None) -> bool:
         self.is_joined = True
         self._may_go_on.wait()
@@ -560,4 +561,4 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> FakeNCCL:
 
 dist.Backend.register_backend(NAME, _create, devices=["cpu"])
 dist.batch_isend_irecv = _in_batch(dist.batch_isend_irecv)
-devices.register_wait(NAME, synchronize)
+devices.register_wait(NAME, synchronize, synchronize_all)

@@ -6,8 +6,9 @@ device goes on with whatever is in the buffers, and nothing raises. But a loss i
 aborted. So the question has two parts, in this order: the device has done everything, and the world still holds. Then
 everything was reduced.
 
-The permission for one optimizer is also that for the next one, if no collective was entered in between: all that the
-step needs of other ranks is here, and a loss that becomes known just then must not tear it.
+The permission for one optimizer is also that for the next one, if no collective was entered in between, and none was
+waited for: all that the step needs of other ranks is here, and a loss that becomes known just then must not tear it. A
+device waits for a collective only if somebody has called `wait()`, so one that was only begun before is not known.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ class Fence:
     def __init__(
         self,
         hold: Callable[[], None],
-        count: Callable[[], int | None],
+        count: Callable[[], object],
         meet: Callable[[], None],
         is_queued: bool = True,
     ) -> None:
         """`hold` waits for the device and raises WorldLostError if the world does not hold then; `count` says how many
-        collectives were entered, or None; in `meet` all ranks wait for each other; `is_queued`: collectives are only
-        queued when they return.
+        collectives were entered, and waited for, or None; in `meet` all ranks wait for each other; `is_queued`:
+        collectives are only queued when they return.
         """
         self.is_open = False  # there is a step
-        self.is_divided = False  # collectives were entered between two optimizers of the step
+        self.is_divided = False  # collectives were entered or waited for between two optimizers of the step
         self.hold, self._count, self._meet, self._is_queued = hold, count, meet, is_queued
-        self._before: int | None = None
-        self._permitted: int | None = None  # the collectives of which all are right
+        self._before: object = None
+        self._permitted: object = None  # the collectives of which all are right
         self._has_stepped = False
         self.is_empty = False  # an optimizer had no gradients to apply: this rank may be the only one
         self.is_skipped = False  # optimizers that a GradScaler has skipped were not meant to step, on any rank

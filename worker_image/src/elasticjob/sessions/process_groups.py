@@ -33,13 +33,14 @@ class ProcessGroups:
         """`device` is that of this process, for the collectives of the backend."""
         self._backend = nccl.find_backend(backend)
         self._device = device
-        self._wait = devices.find_wait(self._backend, device)
+        self._waits = devices.find_waits(self._backend, device)
         self._timeout = datetime.timedelta(seconds=timeout)
         self._endings = Endings()
         self.flags: Any = None
         self._others: frozenset[int] | None = None  # connections older than the groups, during creation ...
         self._listeners: frozenset[int] = frozenset()  # ... and sockets that listened before ...
         self._pairs = 0  # ... and the number of ranks that connect to this one, at most
+        self._connected: set[int] = set()  # groups of this world that have their communicators, by their identity
         self._connections: frozenset[int] = frozenset()  # connections that belong to the groups
         self._kept: dict[int, int] = {}  # descriptors of those of the last world, which other ranks may not have left
         self._keeping = threading.Lock()
@@ -58,24 +59,33 @@ class ProcessGroups:
         if ended := waits.take_ended():
             threads.Thread(groups.drop_gloo, (ended,), "elasticjob-end-stuck").start()
             del ended  # the thread has the last reference
+        self._connected = set()
         with self.owning():
             self._make(place, is_lost)
             connect()
             self._make_communicators(is_lost)
 
+    def connect(self, is_lost: Callable[[], bool]) -> None:
+        """Make the communicators of groups that a script has made since the world was entered."""
+        if self._find_unconnected():
+            with self.owning():
+                self._make_communicators(is_lost)
+
     @property
     def is_queued(self) -> bool:
         """Whether collectives are only queued on a device: a loss is no exception there, but wrong values."""
-        return self._wait is not None
+        return self._waits is not None
 
     def count_collectives(self) -> int | None:
         """The collectives that were entered so far, or queued; None if torch does not tell."""
         return groups.count_collectives()
 
-    def wait_for_device(self) -> None:
-        """Until the device has done all that is queued, or an abort has freed it."""
-        if self._wait is not None:
-            self._wait()
+    def wait_for_device(self, also_begun: bool = False) -> None:
+        """Until the device has done what this thread has queued, or an abort has freed it. `also_begun`: and whatever
+        else is under way, such as a collective that nobody waits for yet.
+        """
+        if self._waits is not None:
+            (self._waits.for_all if also_begun else self._waits.for_stream)()
 
     @contextlib.contextmanager
     def owning(self) -> Iterator[None]:
@@ -97,7 +107,9 @@ class ProcessGroups:
             raise WorldLostError("a member was lost before the process group was created")
         # Threads of torch's and NCCL's may read the environment just now. The C library moves it only for a new name,
         # and all of them are there before the first group is made.
-        os.environ.update(nccl.find_variables(os.environ) if self.is_queued else {})
+        if self.is_queued:
+            nccl.stop_checking()
+            os.environ.update(nccl.find_variables(os.environ))
         os.environ.update(place.as_environ())
         env.enter_span(os.environ, place.generation)
         prefixed: Any = dist.PrefixStore("elasticjob/session", inner)  # type: ignore[attr-defined]
@@ -115,7 +127,7 @@ class ProcessGroups:
 
         Nothing frees a thread either that waits for a peer to make its communicator. So it is not this one.
         """
-        if not self.is_queued or dist.get_world_size() == 1:
+        if not self._find_unconnected():
             return
         made = threading.Event()
         errors: list[Exception] = []
@@ -132,13 +144,20 @@ class ProcessGroups:
             finally:
                 made.set()
 
-        mine = [group for group in groups.find_groups() if not groups.is_gloo(group)]
+        mine = self._find_unconnected()
+        self._connected |= set(map(id, mine))
         threads.Thread(make, (mine,), "elasticjob-connect").start()
         while not made.wait(_LOOK_SECONDS):
             if is_lost():
                 raise WorldLostError("a member was lost while the communicators were made")
         if errors:
             raise errors.pop()  # one that this frame keeps would keep the frame
+
+    def _find_unconnected(self) -> list[Any]:
+        if not self.is_queued or dist.get_world_size() == 1:
+            return []
+        found = (group for group in groups.find_groups() if not groups.is_gloo(group))
+        return [group for group in found if id(group) not in self._connected]
 
     def enter_fixed(self, alone: bool) -> None:
         """Join the world of the launcher's variables, which never changes; `alone` makes a group for a single process

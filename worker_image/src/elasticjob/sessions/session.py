@@ -468,7 +468,7 @@ class Session:
             self._worlds.interrupter.allowed = False
             if block.failure is not None:
                 raise WorldLostError("a collective of this block has failed") from block.failure
-            self._worlds.hold()
+            self._worlds.hold(also_begun=True)
             self._buffers.forget()
             self._aside.look()
             block.is_whole = True
@@ -626,7 +626,13 @@ class Session:
     def _make_fence(self, groups: ProcessGroups) -> Fence:
         if not self._worlds.can_change:  # nobody could repeat a step
             return Fence(self._worlds.hold, lambda: None, lambda: None)
-        return Fence(self._worlds.hold, groups.count_collectives, self._meet, groups.is_queued)
+
+        def count() -> tuple[int, int] | None:
+            """A value counts from when it is waited for, which may be long after its collective was begun."""
+            entered = groups.count_collectives()
+            return None if entered is None else (entered, waits.count())
+
+        return Fence(self._worlds.hold, count, self._meet, groups.is_queued)
 
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""

@@ -254,13 +254,14 @@ class Worlds:
         """Whether the agent has reported a lost member of this world."""
         return self.state.is_lost
 
-    def hold(self) -> None:
+    def hold(self, also_begun: bool = False) -> None:
         """Raises WorldLostError unless everything is right that this rank has computed from other ranks' values.
+        `also_begun`: and what it will compute from collectives that it has begun, and nobody waits for yet.
 
         A loss is known before its world is aborted, so the device is waited for first.
         """
         if self.can_change:
-            self.groups.wait_for_device()
+            self.groups.wait_for_device(also_begun)
             if self.is_lost():
                 raise WorldLostError("a member was lost")
 
@@ -279,7 +280,7 @@ class Worlds:
         try:
             if self.state.stage is not Stage.BROKEN:
                 self._memory.model_state.pack(self.hold)
-                self.hold()  # nothing is left on the device that only an abort would end
+                self.hold(also_begun=True)  # nothing is left on the device that only an abort would end
                 return
         except Exception as error:
             if not self.is_failure(error):
@@ -314,6 +315,7 @@ class Worlds:
                 self._memory.agree(self.groups.flags)
             with groups.creations_in(self.groups.owning):  # those of a Checkpointer, for example
                 self._on_world()
+            self.groups.connect(self.is_lost)
             self.hold()
         except StateLostError as lost:
             self._begin_again(f"{lost}: going back to the last checkpoint")

@@ -9,34 +9,43 @@ sleeps instead (an event with `blocking=True`) wakes late: up to 2.6 ms of a ste
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 Wait = Callable[[], None]
 
+
+class Waits(NamedTuple):
+    """Two ways to wait for a device."""
+
+    for_stream: Wait  # for what this thread has queued, and what that waits for: not for a collective only begun
+    for_all: Wait  # for all that is queued, also copies in the background
+
+
 # Backends of other libraries, by name, whose collectives are queued somewhere else than on the device of the tensors.
-_WAITS: dict[str, Wait] = {}
+_WAITS: dict[str, Waits] = {}
 
 
-def register_wait(backend: str, wait: Wait) -> None:
+def register_wait(backend: str, wait: Wait, wait_for_all: Wait | None = None) -> None:
     """Collectives of this backend are done when `wait()` returns, and not when they do."""
-    _WAITS[backend] = wait
+    _WAITS[backend] = Waits(wait, wait_for_all or wait)
 
 
-def find_wait(backend: str, device: torch.device) -> Wait | None:
-    """A function that returns when the device has done all that this thread has queued on it.
+def find_waits(backend: str, device: torch.device) -> Waits | None:
+    """Functions that return when the device has done what is queued on it.
 
     None if nothing is queued: with gloo, also for tensors on a device, and wherever the tensors are on the CPU.
     """
     for part in backend.split(","):
-        if (wait := _WAITS.get(part.rpartition(":")[2])) is not None:
-            return wait
+        if (waits := _WAITS.get(part.rpartition(":")[2])) is not None:
+            return waits
     if device.type == "cpu" or backend == "gloo":
         return None
     if device.type == "cuda":
-        return lambda: _wait_for_cuda(device)
-    module = getattr(torch, device.type, None)  # "xpu", for example
-    return getattr(module, "synchronize", None)
+        return Waits(lambda: _wait_for_cuda(device), lambda: torch.cuda.synchronize(device))
+    synchronize = getattr(getattr(torch, device.type, None), "synchronize", None)  # "xpu", for example
+    return None if synchronize is None else Waits(synchronize, synchronize)
 
 
 def is_capturing() -> bool:

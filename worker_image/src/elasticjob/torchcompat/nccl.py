@@ -8,7 +8,9 @@ watch for hangs. torch reads the variables when a group is made.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,17 +22,31 @@ _OURS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # those that follow an abort
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # it brings torch's error handling back
 }
 # NCCL does not always free the multicast memory of NVLink after an abort. Whoever sets it knows better.
 _UNLESS_SET = {"NCCL_NVLS_ENABLE": "0"}
 
 _LEGACY = "nccl-legacy"
 
+logger = logging.getLogger("elasticjob")
+
 
 def find_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that have to change before a session makes a group. Pure."""
     changed = {name: value for name, value in _OURS.items() if environ.get(name) != value}
     return changed | {name: value for name, value in _UNLESS_SET.items() if name not in environ}
+
+
+def stop_checking() -> None:
+    """Torch's checks of collectives bring its error handling back, whatever its variable says."""
+    torch_dist: Any = dist
+    if torch_dist.get_debug_level() == torch_dist.DebugLevel.DETAIL:
+        logger.warning(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL lets torch end the process when another one is lost, so the session uses"
+            " INFO. For DETAIL, run the script without a session: ELASTICJOB_IN_PROCESS=0."
+        )
+        torch_dist.set_debug_level(torch_dist.DebugLevel.INFO)
 
 
 def find_backend(name: str) -> str:

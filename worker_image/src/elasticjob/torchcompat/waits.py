@@ -59,6 +59,7 @@ _here = _Here()
 _world: World | None = None
 _kept: list[tuple[World, list[Any]]] = []  # worlds that were left stuck, and their groups
 _note: weakref.WeakMethod[Note] | None = None
+_begun = 0
 _is_installed = False
 
 
@@ -112,7 +113,7 @@ def _install() -> None:
     _is_installed = True
     torch.autograd.backward = telling(torch.autograd.backward)
     if (work := probe.find(_CLASS)) is not None and WAITS.holds():
-        work.wait = telling(_giving_up(work.wait))
+        work.wait = counting(telling(_giving_up(work.wait)))
 
 
 def telling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,6 +129,23 @@ def telling(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose calls are counted."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **more: Any) -> Any:
+        global _begun  # noqa: PLW0603
+        _begun += 1
+        return function(*given, **more)
+
+    return call
+
+
+def count() -> int:
+    """How often this process has begun to wait for a collective: until then, nothing waits for its values."""
+    return _begun
 
 
 def _giving_up(function: Callable[..., Any]) -> Callable[..., Any]:
