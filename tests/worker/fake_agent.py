@@ -93,11 +93,17 @@ class FakeAgent:
             self._peer(one.pid).send(self._place(rank, len(self.ranks)).as_message())
 
     def run(self, seconds: float = 100.0) -> None:
-        """Tell of each loss, and form the next world, until all ranks have ended well or all are lost."""
+        """Tell of each loss, and form the next world, until all ranks have ended well or all are lost. They fail if
+        nothing comes of them for so many seconds: a busy machine takes its time.
+        """
         died: float | None = None
-        deadline = time.monotonic() + seconds
+        deadline, before = time.monotonic() + seconds, -1
         while self.living or any(one.poll() for one in self.ranks):
-            assert time.monotonic() < deadline, f"not over in {seconds} s; idle: {self.idle}\n{self.log[-6000:]}"
+            if (now := self._count_signs()) != before:
+                deadline, before = time.monotonic() + seconds, now
+            assert time.monotonic() < deadline, (
+                f"nothing comes of them for {seconds} s; idle: {self.idle}\n{self.log[-6000:]}"
+            )
             for one in [one for one in self.ranks if one.poll() not in (None, 0)]:
                 self.ranks.remove(one)
                 self.ended.append(one.wait())
@@ -121,6 +127,11 @@ class FakeAgent:
         return [one for one in self.ranks if one.poll() is None]
 
     # Its parts.
+
+    def _count_signs(self) -> int:
+        """Of life: what the ranks have written, said, or how many have ended."""
+        written = sum(file.stat().st_size for file in self._folder.glob("*.jsonl"))
+        return written + len(self.history) + len(self.ended)
 
     def _hear(self, peer: control.Peer, message: dict[str, Any] | None) -> None:
         if message is not None:
