@@ -19,6 +19,7 @@ CHECKS: dict[str, Check] = {
     # No device has seen these yet, or not to their end.
     "agents-session": Check("gpu.agents:in_session", 70),
     "agents-restart": Check("gpu.agents:restarted", 60),
+    "contract-streams": Check("gpu.contract:streams", 60),
     "contract-worlds": Check("gpu.contract:worlds", 60),
     "fence": Check("gpu.machine:fence", 130),
     # The others have been seen on one, but for snapshots of 12 GiB, which take long.
