@@ -30,8 +30,10 @@ from elasticjob import env
 from elasticjob.archive import commands, reading
 from elasticjob.archive.archive import Archive
 from elasticjob.archive.storage import Storage
+from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.entering import Place
+from elasticjob.peers.folder import read_chunk
 from elasticjob.peers.keeper import Keeper
 
 STEP_SECONDS = 0.1
@@ -133,12 +135,25 @@ def train(blocks: int, folder: Path) -> dict[str, float]:
     for number in range(blocks):
         for side in (plain, ours) if number % 2 else (ours, plain):
             side.train(EVERY, rounds)
-    without, found = plain.close(), ours.close()
     store = folder / "ours" / "store"
+    await_archived(store, folder / "ours" / "files" / "model.pt")
+    without, found = plain.close(), ours.close()
     saves = len(list(reading.find_saves(Storage(f"file://{store}"))))
     sent = sum(one.stat().st_size for one in store.rglob("*") if one.is_file())
     of_plain = {f"{key}Without": value for key, value in without.items()}
     return found | of_plain | {"sent": sent, "changed": ALL + (saves - 1) * CHANGED, "saves": saves}
+
+
+def await_archived(store: Path, file: Path) -> None:
+    """The last save of this file is complete: what is sent of one that is not counts for none."""
+    digest, deadline = digest_of(read_chunk(file, 0)), time.monotonic() + PATIENCE
+    while True:
+        ((_, newest),) = reading.find_saves(Storage(f"file://{store}"), most=1)
+        if newest.record.files[file.name].chunks[0] == digest:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError("the last save is not archived")
+        time.sleep(0.1)
 
 
 def restore(megabytes: int, folder: Path) -> dict[str, float]:
@@ -147,10 +162,12 @@ def restore(megabytes: int, folder: Path) -> dict[str, float]:
     for number in range(4):
         (source / f"{number}.bin").write_bytes(os.urandom(megabytes * 2**20 // 4))
     commands.push(Storage(f"file://{folder}/store"), source, 1)
+    os.sync()  # nobody pays for what was written before
     began = time.perf_counter()
     shutil.copytree(source, folder / "copied")
     copied = time.perf_counter() - began
     (folder / "files").mkdir()
+    os.sync()
     began = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
         keeper = make_keeper(folder, 0, archive=True)
