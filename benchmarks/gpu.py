@@ -90,7 +90,9 @@ def _doctor(values: Values) -> str:
 
 
 def _watchdog(values: Values) -> str:
-    modes = [(mode, values[f"mode{mode}"]) for mode in ("1", "3", "0") if f"mode{mode}" in values]
+    modes = [
+        (mode, values[f"mode{mode}"]) for mode in ("1", "2", "3", "0", "0 with desync debug") if f"mode{mode}" in values
+    ]
     return ", ".join(f"mode {mode}: {'ended' if one['code'] else 'alive'}" for mode, one in modes)
 
 
@@ -166,6 +168,10 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
     "contract-two-communicators": (
         "two stuck communicators: aborted in threads they end, one after the other they block",
         lambda values: _seconds("in threads")({"in threads": [one[1] for one in values.get("parallel") or ()]}),
+    ),
+    "contract-streams": (
+        "a stuck collective: what waits for it, and the values of all collectives",
+        lambda values: f"completed while it is stuck: {values.get('completedWhileStuck')}",
     ),
     "contract-worlds": (
         "20 worlds of plain torch one after the other: what each leaves in the memory of the host",
