@@ -1,71 +1,16 @@
-"""Shares a bounded number of slots among groups: namespaces, or client addresses.
+"""How often clients may try: a bucket of tokens each; and how many share a thing. What they hold at a time: `shares`.
 
-A group may hold as many slots as are free, times its `greed`. So one group alone gets nearly all slots, several groups
-get equal shares, and there is always a slot for a group that has none: groups that hold many leave room for those that
-hold few. Pure: time is an argument.
+Pure: time is an argument.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping
 
 from elasticjob_operator import ratelimit
-
-
-def has_room(own: int, taken: int, capacity: int, greed: float, wanted: int = 1) -> bool:
-    """Whether a group that holds `own` of the `taken` slots may have more.
-
-    In equilibrium one group alone gets `greed / (1 + greed)` of the capacity, and each of n groups gets `greed / (1 + n
-    * greed)`.
-    """
-    free = capacity - taken
-    return free >= wanted and own + wanted - 1 < greed * (free - wanted + 1)
-
-
-class Room:
-    """A bounded number of slots, and the groups that hold them: at most `share` of them each."""
-
-    def __init__(self, capacity: int, greed: float = 1.0, share: int | None = None) -> None:
-        self.capacity = capacity
-        self._share = share
-        self._greed = greed
-        self._held: Counter[str] = Counter()
-        self._taken = 0
-
-    def __len__(self) -> int:
-        return self._taken
-
-    @property
-    def held(self) -> Mapping[str, int]:
-        """The slots of each group that has some."""
-        return self._held
-
-    def has_room(self, group: str, wanted: int = 1) -> bool:
-        if self._share is not None and self._held[group] + wanted > self._share:
-            return False
-        return has_room(self._held[group], self._taken, self.capacity, self._greed, wanted)
-
-    def enter(self, group: str, wanted: int = 1) -> bool:
-        """Take a slot, or so many; False if the group must wait for them."""
-        if not self.has_room(group, wanted):
-            self._forget_if_none(group)
-            return False
-        self._held[group] += wanted
-        self._taken += wanted
-        return True
-
-    def leave(self, group: str, count: int = 1) -> None:
-        """Release a slot, or so many."""
-        self._held[group] -= count
-        self._taken -= count
-        self._forget_if_none(group)
-
-    def _forget_if_none(self, group: str) -> None:
-        if self._held[group] <= 0:
-            del self._held[group]
 
 
 class Crowd:

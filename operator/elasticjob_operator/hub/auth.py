@@ -28,9 +28,8 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from elasticjob_operator import numerals
+from elasticjob_operator import numerals, shares
 from elasticjob_operator.api import names
-from elasticjob_operator.hub import admission
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class TokenAuthenticator:
         self._waiting = waiting
         self._capacity = capacity
         self._clock = clock
-        self._unseen = admission.Room(unseen)  # by address: anybody can write any namespace into a token
+        self._unseen = shares.Room(unseen)  # by address: anybody can write any namespace into a token
         self._slots = asyncio.Semaphore(parallel)
         self._known: OrderedDict[bytes, tuple[float, BoundPod]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[BoundPod | Refusal]] = {}

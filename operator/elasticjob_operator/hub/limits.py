@@ -41,7 +41,7 @@ class HubSettings:
     max_unauthenticated: int = 512  # requests whose token is being reviewed
     max_pending: int = 512  # agents that have not sent hello
     max_connections: int = 20_000
-    agent_greed: float = 9.0  # one namespace alone may have 90 % of the agents, and of the pending ones: `admission`
+    agent_greed: float = 9.0  # one namespace alone may have 90 % of the agents, and of the pending ones: `shares`
     max_buffer_bytes: int = 256 * 1024  # unsent bytes of one connection before it must wait
     slow_seconds: float = 10.0  # in which a peer takes none of its unsent bytes mean that it does not read
     kept_bytes: int = 8 * 1024  # of the last message of each kind of a pod: what is longer shares ...

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from elasticjob_operator import text, turn
+from elasticjob_operator import shares, text, turn
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.hub import admission, auth, connection, frames, limits
+from elasticjob_operator.hub import auth, connection, frames, limits
 from elasticjob_operator.hub.agents import AgentEntry, JobAgents
 from elasticjob_operator.model import observe
 
@@ -42,10 +42,10 @@ class AgentRegistry:
         self._measure_at = 0.0  # when the sweep looks at unsent bytes again
         self._line = turn.Line()  # of long messages, by namespace
         self._closing: dict[connection.Connection, None] = {}
-        self.places = admission.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
-        self.pending = admission.Room(settings.max_pending, settings.agent_greed)
-        self.kept = admission.Room(settings.max_kept_bytes)  # by namespace: bytes of long messages that are kept
-        self.unread = admission.Room(settings.max_unread_bytes)  # by namespace: bytes of long directives, see `_unread`
+        self.places = shares.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
+        self.pending = shares.Room(settings.max_pending, settings.agent_greed)
+        self.kept = shares.Room(settings.max_kept_bytes)  # by namespace: bytes of long messages that are kept
+        self.unread = shares.Room(settings.max_unread_bytes)  # by namespace: bytes of long directives, see `_unread`
         self.closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
 

@@ -18,6 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
+from elasticjob_operator import shares
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.hub import admission, auth, connection, frames, handshake, limits, registry
@@ -48,7 +49,7 @@ class Hub:
         self._clock = clock
         self._settings = settings or limits.HubSettings()
         self._registry = registry.AgentRegistry(wake, clock, self._settings)
-        self._unauthenticated = admission.Room(self._settings.max_unauthenticated)  # by address, like the next one
+        self._unauthenticated = shares.Room(self._settings.max_unauthenticated)  # by address, like the next one
         self._failures = admission.Allowances(self._settings.failures_per_second, self._settings.failure_burst)
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.ServerRunner | None = None

@@ -13,6 +13,7 @@ from typing import Any
 from elasticjob_operator import numerals
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
+from elasticjob_operator.kube.job_room import JobRoom
 from elasticjob_operator.model import observe, ownership
 from elasticjob_operator.model.child_objects import ChildObject, observe_child, why_no_child
 from elasticjob_operator.model.observe import Job, Node, Pod, Stranger
@@ -57,6 +58,7 @@ class Cache:
         self._limits, self._find_share, self._find_devices = limits, find_share, find_devices
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self.jobs_known = False  # all of them were read once
+        self._room = JobRoom()
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
         self._counts: Counter[str] = Counter()  # of pods that have not ended, by namespace
@@ -81,11 +83,14 @@ class Cache:
         before = known[0] if known is not None and known[0].uid == metadata["uid"] else None
         if known is not None and is_older(version, known[1]):
             return  # that may be a predecessor with the same name
-        if before is not None and known is not None and known[1] == version:
+        if before is not None and known is not None and known[1] == version and before.no_room is None:
             return
         if self._ended.get(key) == metadata["uid"]:
             del self._ended[key]  # seen again: it is not certain that it was deleted
-        self.jobs[key] = (observe.observe_job(raw, self._limits, before), version)
+        seen = observe.observe_job(raw, self._limits, before)
+        if known is not None and before is None:
+            self._room.leave(key)  # of a predecessor
+        self.jobs[key] = (self._room.let_in(seen, before, is_first_list=not self.jobs_known), version)
         self._wake(key)
 
     def end_job(self, key: JobKey, uid: str) -> None:
@@ -99,7 +104,12 @@ class Cache:
         known = self.jobs.get(key)
         if known is not None and known[0].uid == uid:
             del self.jobs[key]
+            self._room.leave(key)
             self._wake(key)
+
+    def may_read_again(self, job: Job) -> bool:
+        """Whether the job was not kept for want of room, and there is room now."""
+        return self.jobs_known and job.no_room is not None and self._room.has_room(job)
 
     def apply_job(self, kind: str | None, raw: Raw) -> None:
         """Apply a watch event from kopf; `kind` is None for the initial listing."""

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from elasticjob_operator import api, numerals, quantity
 from elasticjob_operator.api import bounds, names, podtemplate, wire
@@ -127,6 +127,25 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Why the spec of a job is not kept: so many bytes of room are missing for one of this size."""
+
+    REASON: ClassVar[str] = "NoRoom"  # of a condition
+
+    bytes: int
+    size: int
+    manager: str = ""  # the controller that manages the job; "" if none is named
+
+    @property
+    def message(self) -> str:
+        return (
+            f"the operator has no room for a spec that takes {self.size // 1024} KiB of its memory: delete jobs with "
+            "large templates of this namespace, or the finished ones if there are thousands; or shorten spec.template: "
+            "move large texts and lists into a ConfigMap"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     namespace: str
     name: str
@@ -137,6 +156,7 @@ class Job:
     created: float = 0.0
     deleting: bool = False
     awaited: taking.Awaited | None = None  # the template that it has still to take
+    no_room: NoRoom | None = None  # its spec was not kept; it is read again when there is room
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
     size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows

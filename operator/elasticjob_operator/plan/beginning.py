@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.failures import archives
-from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.observe import Job, NoRoom
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Plan, Seen
@@ -46,11 +46,19 @@ def take_origin(seen: Seen, wanted: api.CheckpointOrigin) -> Plan:
     return Plan(after, "knows where it begins", events=(reporting.Event("OriginTaken", f"begins from {found.url}"),))
 
 
+def wait_for_room(seen: Seen, missing: NoRoom) -> Plan:
+    """Let a job wait until its spec can be kept. One that has started goes on as it is."""
+    if not names.is_ours(missing.manager):
+        return Plan(seen.job.status, f"managed by {missing.manager}")
+    return _wait(seen, missing.REASON, missing.message)
+
+
 def _wait(seen: Seen, reason: str, message: str) -> Plan:
     """What is missing is told, and looked for again."""
     status, now = seen.job.status, seen.now
     conditions = reporting.with_condition(status.conditions, "Degraded", True, reason, message, now)
-    after = revise(status, phase=api.Phase.PENDING, conditions=conditions, observed_generation=seen.job.generation)
+    phase = api.Phase.PENDING if status.start_time is None else status.phase
+    after = revise(status, phase=phase, conditions=conditions, observed_generation=seen.job.generation)
     since = parse_time(next(c.last_transition_time for c in conditions if c.type == "Degraded")) or now
     events = reporting.describe_changes(status, after, None, now)
     return Plan(after, reason, events=events, wake_at=now + taking.find_pause(now - since))

@@ -11,7 +11,7 @@ from elasticjob_operator.history import goodput, rank_failures
 from elasticjob_operator.history.records import Kind as What
 from elasticjob_operator.history.records import Record
 from elasticjob_operator.model import errortext
-from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.model.observe import NoRoom, Pod
 from elasticjob_operator.model.revise import RendezvousFields, revise
 from elasticjob_operator.plan import archiving, reporting
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
@@ -59,7 +59,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     degraded = status.condition("Degraded")
     if seen.job.problems:
         conditions = reporting.with_condition(conditions, "Degraded", True, "InvalidSpec", seen.job.problems_text, now)
-    elif degraded and (why == _BY_USER or degraded.reason == "InvalidSpec"):
+    elif degraded and (why == _BY_USER or degraded.reason in ("InvalidSpec", NoRoom.REASON)):
         # Suspended, it wants nothing. In a queue, it goes on saying why its pods did not start: Kueue evicts for that.
         conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
     status = archiving.note(seen, spec, revise(status, conditions=conditions))

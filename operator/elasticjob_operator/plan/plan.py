@@ -80,6 +80,8 @@ def _plan(seen: Seen, config: Config) -> Plan:
         return ending.after_end(seen)
     if job.unread:
         return ending.give_back(seen, ending.hold(seen))
+    if job.no_room is not None:
+        return ending.give_back(seen, beginning.wait_for_room(seen, job.no_room))
     if job.awaited is not None:
         return ending.give_back(seen, beginning.take_template(seen, job.awaited))
     if job.spec is None:

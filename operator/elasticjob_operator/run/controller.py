@@ -268,8 +268,8 @@ class Controller:
     async def _pass(self, key: JobKey, loop: _Loop) -> float | None:
         has_left = await deletions.clear(self._api, self._cache, self._applier.served, key)
         faulty = await self._faulty_nodes.find(key[0], self._clock())
+        known = await self._find_job(key)
         self._hub.forget_pods(key, but={p.uid for p in self._cache.pods(key)})
-        known = self._cache.jobs.get(key)
         if known is None:
             if self._queue is not None:
                 await self._queue.forget(key, self._cache.pods(key))
@@ -342,6 +342,13 @@ class Controller:
             *(made.wake_at, settled, held_until, look_at, overdue_at, outcome.again_at),
             now + told_in if told_in else None,
         )
+
+    async def _find_job(self, key: JobKey) -> tuple[Job, str] | None:
+        """The job and its version. One that was not kept for want of room is read again when there is some."""
+        known = self._cache.jobs.get(key)
+        if known is not None and self._cache.may_read_again(known[0]):
+            await self._look_again(key)
+        return self._cache.jobs.get(key)
 
     def _find_origin(self, job: Job) -> Job | None:
         """The job that this one waits for, to begin from its archive: one of the same namespace."""

@@ -20,8 +20,8 @@ from elasticjob_operator.api.names import Cause, JobKey
 from elasticjob_operator.history import moments
 from elasticjob_operator.history.moments import Moment, Told
 from elasticjob_operator.history.records import Kind, Record
-from elasticjob_operator.hub.admission import Room
 from elasticjob_operator.hub.server import Hub
+from elasticjob_operator.shares import Room
 
 _RESCALE_BUCKETS: Final = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _LOOP_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -14,10 +14,10 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.history import spans
-from elasticjob_operator.hub.admission import Room
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.plan import Plan
 from elasticjob_operator.run.otlp import Exporter
+from elasticjob_operator.shares import Room
 
 MOST_NOTES: Final = 64  # of a span; the oldest are dropped
 MOST_IN_ALL: Final = 20_000  # of which one namespace gets half

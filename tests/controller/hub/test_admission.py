@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticjob_operator import shares
 from elasticjob_operator.hub import admission, limits
 from elasticjob_operator.run import file_limits
 
@@ -25,7 +26,7 @@ from elasticjob_operator.run import file_limits
 def test_groups_that_take_all_they_can_get_leave_room_for_another(
     groups: int, greed: float, expected: list[int]
 ) -> None:
-    room = admission.Room(100, greed)
+    room = shares.Room(100, greed)
     held = [0] * groups
     while any(took := [room.enter(f"group-{i}") for i in range(groups)]):
         held = [h + t for h, t in zip(held, took, strict=True)]
@@ -35,7 +36,7 @@ def test_groups_that_take_all_they_can_get_leave_room_for_another(
 
 
 def test_a_place_that_is_given_back_can_be_taken_again() -> None:
-    room = admission.Room(1)
+    room = shares.Room(1)
     assert room.enter("a") and not room.enter("b")
     room.leave("a")
     assert len(room) == 0 and room.enter("b")

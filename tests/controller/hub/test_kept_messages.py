@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from controller.hub_fixture import FAST, AgentClient, RunningHub, connected, eventually, running_hub, seated
+from elasticjob_operator import shares
 from elasticjob_operator.api import wire
-from elasticjob_operator.hub import admission, auth, connection
+from elasticjob_operator.hub import auth, connection
 
 pytestmark = pytest.mark.timeout(60)
 LONG = 20_000
@@ -107,7 +108,7 @@ async def test_the_cause_of_a_failure_is_known_where_its_traceback_has_no_room()
 
 
 def test_a_group_gets_as_much_as_it_leaves_free() -> None:
-    room = admission.Room(100)
+    room = shares.Room(100)
     assert not room.enter("a", 51) and len(room) == 0
     assert room.enter("a", 50) and not room.enter("a", 1)
     assert not room.enter("b", 26) and room.enter("b", 25)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from controller.api_fixture import answering
+from elasticjob_operator.kube import job_room
 from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.run.operator import Operator
+from elasticjob_operator.run.options import Options
 
 pytestmark = pytest.mark.timeout(100)
 MIB = 2**20
@@ -34,3 +43,137 @@ def test_the_jobs_of_one_namespace_keep_half_of_the_room_at_most() -> None:
     cache.put_job(make_job("large", "other", dense=9_900))
     for key in (("other", "usual"), ("greedy", "usual"), ("other", "large")):
         assert cache.jobs[key][0].spec is not None, key
+
+
+@pytest.fixture
+def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_room, "MOST_KEPT_BYTES", 3 * MIB)
+
+
+STARTED = {"startTime": "2026-01-01T00:00:00Z"}
+WAITS = {"conditions": [{"type": "Degraded", "status": "True", "reason": "NoRoom", "message": "no"}]}
+
+
+def find_kept(cache: Cache) -> set[str]:
+    return {name for (_, name), (job, _) in cache.jobs.items() if job.spec is not None}
+
+
+def fill(cache: Cache) -> list[str]:
+    """Jobs that are let in, until one is not."""
+    made = [f"j{n}" for n in range(40)]
+    for name in made:
+        cache.put_job(make_job(name))
+        if name not in find_kept(cache):
+            return made[: made.index(name)]
+    raise AssertionError("there is room for all")
+
+
+@pytest.mark.usefixtures("small_room")
+def test_after_a_restart_the_same_jobs_are_let_in() -> None:
+    """In whatever order the API server lists them, and if others need room as well."""
+    first = Cache(lambda key: None)
+    first.know_jobs()
+    kept = fill(first)
+    for n in range(40):
+        first.put_job(make_job(f"k{n}", "second"))
+    were_in = find_kept(first)
+    waited = {f"j{len(kept)}", *(f"k{n}" for n in range(40))} - were_in
+    assert len(were_in) > len(kept)
+    again = Cache(lambda key: None)
+    for name in sorted(waited):
+        namespace = "greedy" if name.startswith("j") else "second"
+        again.put_job(make_job(name, namespace, status=WAITS, version=6))
+    for name in sorted(were_in, reverse=True):
+        namespace = "greedy" if name.startswith("j") else "second"
+        again.put_job(make_job(name, namespace, status=STARTED if name.endswith("1") else {}, version=6))
+    assert find_kept(again) == were_in
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
+    cache = Cache(lambda key: None)
+    cache.know_jobs()
+    cache.put_job(make_job("runs", dense=0, status=STARTED))
+    fill(cache)
+    large = make_job("runs", status=STARTED, version=6)
+    for version in ("7", "8"):
+        large["metadata"]["resourceVersion"] = version
+        cache.put_job(large)
+        job, _ = cache.jobs["greedy", "runs"]
+        assert job.spec is not None
+        assert "affinity" not in job.spec.template["spec"]
+        assert [notice.reason for notice in job.notices] == ["NoRoom"]
+    cache.drop_job(("greedy", "j0"), "greedy-j0")
+    cache.put_job(make_job("runs", status=STARTED, version=9))
+    job, _ = cache.jobs["greedy", "runs"]
+    assert job.spec is not None
+    assert "affinity" in job.spec.template["spec"]
+    assert job.notices == ()
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_job_that_has_finished_takes_no_room_and_keeps_its_term() -> None:
+    cache = Cache(lambda key: None)
+    ended = {**STARTED, "conditions": [{"type": "Complete", "status": "True", "reason": "Completed", "message": ""}]}
+    policy = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
+    for n in range(40):
+        cache.put_job(make_job(f"ended{n}", status=ended, spec=policy))
+    (one, _), *rest = cache.jobs.values()
+    assert one.spec is not None
+    assert one.spec.run_policy.ttl_seconds_after_finished == 60
+    assert "affinity" not in one.spec.template["spec"]
+    assert len(rest) == 39
+    assert all(job.spec is not None for job, _ in rest)
+    assert fill(cache)
+
+
+class Server:
+    """An API server with one job; it stores the status that is written."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self.pods = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "PATCH" and request.path.endswith("/status"):
+            body = await request.json()
+            self.job.setdefault("status", {}).update(body["status"])
+            self.job["metadata"]["resourceVersion"] = str(int(self.job["metadata"]["resourceVersion"]) + 1)
+        elif request.method == "POST":
+            made = await request.json()
+            self.pods += request.path.endswith("/pods")
+            made["metadata"] |= {"uid": f"made-{self.pods}", "resourceVersion": "7", "namespace": "greedy"}
+            return web.json_response(made)
+        return web.json_response(self.job)
+
+    def told(self) -> str:
+        conditions = self.job.get("status", {}).get("conditions", [])
+        return next((c["message"] for c in conditions if c["reason"] == "NoRoom" and c["status"] == "True"), "")
+
+
+async def see(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("small_room")
+async def test_a_job_waits_for_room_and_says_so(tmp_path: Path) -> None:
+    server = Server(make_job("waits"))
+    async with answering(server.answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        operator.cache.know_jobs()
+        fill(operator.cache)
+        operator.cache.put_job(server.job)
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        await see(server.told)
+        assert "KiB" in server.told()
+        assert "delete" in server.told()
+        assert server.job["status"]["phase"] == "Pending"
+        for name in ("j0", "j1"):
+            operator.cache.drop_job(("greedy", name), f"greedy-{name}")
+        operator.controller.wake(("greedy", "waits"))
+        await see(lambda: not server.told())
+        await see(lambda: server.job["status"].get("startTime"))
+        await operator.controller.stop()

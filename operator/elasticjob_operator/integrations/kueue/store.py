@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticjob_operator import shares
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.hub import admission
 from elasticjob_operator.integrations.kueue.values import (
     Flavor,
     Workload,
@@ -84,7 +84,7 @@ class Store:
         self._workloads: dict[JobKey, _OfKey] = {}
         self._places: dict[tuple[str, str], _Place] = {}  # by namespace and name
         self._free: Counter[str] = Counter()  # Workloads that are `is_free`, by namespace
-        self._room = admission.Room(MOST_KEPT_BYTES)  # by namespace: bytes of long Workloads, and of too many
+        self._room = shares.Room(MOST_KEPT_BYTES)  # by namespace: bytes of long Workloads, and of too many
         self.flavors: dict[str, Flavor] = {}
 
     def put_workload(self, raw: Raw) -> None:
