@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import cast
@@ -82,6 +84,35 @@ async def test_long_lines_that_nobody_takes_are_not_read(size: int, monkeypatch:
         await asyncio.sleep(0)
     assert made * size <= 2**25, f"{made} lines of {size} bytes wait"
     assert sum([1 async for _ in lines]) == 1999, "and none is lost"
+
+
+@pytest.mark.parametrize("count", [5, 200])
+async def test_pods_take_turns_with_lines_that_a_slow_reader_takes(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that writes without a pause does not silence the others, nor one with short lines another with long ones."""
+
+    async def read(_: object, pod: Pod, *__: object, **___: object) -> AsyncGenerator[tuple[str | None, str]]:
+        while True:
+            yield None, "x" * (200_000 if pod.uid == "1" else 2_000)
+
+    async def look() -> tuple[Job | None, list[Pod]]:
+        state = {"name": "w", "state": {"running": {}}}
+        spec = {"containers": [{"name": "w"}]}
+        found = [{"name": f"j-worker-{number}", "uid": str(number)} for number in range(count)]
+        return None, [
+            Pod({"metadata": metadata, "spec": spec, "status": {"containerStatuses": [state]}}) for metadata in found
+        ]
+
+    monkeypatch.setattr(logs, "read_pod", read)
+    seen: Counter[str] = Counter()
+    async with contextlib.aclosing(
+        logs.Merger(cast(Connection, None), "t", look, follow=False, tail=None).lines()
+    ) as lines:
+        async for line in lines:
+            seen[line.pod] += 1
+            if seen.total() == 5 * count + 1000:
+                break
+    assert len(seen) == count, "each is heard"
+    assert min(seen.values()) >= 3
 
 
 async def test_a_command_that_writes_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
