@@ -103,22 +103,24 @@ async def read_pod(
 
 
 class Lines(Generic[T]):
-    """A queue of lines that take at most `most` bytes of memory, or that is one line."""
+    """A queue of lines that take at most `most` bytes of memory, or that is one line. Those who wait take turns."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held = 0
         self._left = asyncio.Event()
+        self._turn = asyncio.Lock()  # one waits for room, and the others for it, in order
         self._lines: asyncio.Queue[tuple[T, int]] = asyncio.Queue()
 
     async def put(self, line: T, text: str) -> None:
         """`text` is what takes the memory."""
         size = sys.getsizeof(text)
-        while self._held and self._held + size > self._most:
-            self._left.clear()
-            await self._left.wait()
-        self._held += size
-        self._lines.put_nowait((line, size))
+        async with self._turn:
+            while self._held and self._held + size > self._most:
+                self._left.clear()
+                await self._left.wait()
+            self._held += size
+            self._lines.put_nowait((line, size))
 
     async def get(self) -> T:
         return self._take(await self._lines.get())
