@@ -215,6 +215,20 @@ async def test_all_streams_together_read_the_logs_of_few_pods(
     assert said == [f"Following the first {number} pods." for number in (6, 3, 1, 1)]
 
 
+async def test_a_viewer_of_few_pods_leaves_the_others_to_more_viewers(
+    shown: tuple[Dashboard, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MOST_PODS_IN_ALL", 80)
+    base, said = shown[1].partition("/?")[0], []
+    async with visiting() as session, contextlib.AsyncExitStack() as held:
+        await session.get(shown[1])
+        await session.get(base + "/")
+        for _ in range(8):
+            stream = Stream(await held.enter_async_context(session.get(f"{base}/jobs/default/digits/logs")))
+            said.append((await stream.next())["state"])
+    assert said == ["Following."] * 8, "all of its pods"
+
+
 async def test_one_viewer_leaves_places_to_others(shown: tuple[Dashboard, str]) -> None:
     """In a cluster all of them come through the proxy, which appends the address of each."""
     base = shown[1].partition("/?")[0]
