@@ -117,7 +117,7 @@ class Streams:
         job = self._find(request)
         rank = number(request, "rank", -1)
         async with self._stream(request) as response:
-            most = max(1, min(MOST_PODS, (MOST_PODS_IN_ALL - self._followed) // 2)) if rank < 0 else 1
+            most = max(1, min(_most_pods(job), (MOST_PODS_IN_ALL - self._followed) // 2)) if rank < 0 else 1
             self._followed += most
             try:
                 await self._send_lines(response, job, rank, most)
@@ -162,6 +162,12 @@ class Streams:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             await reader.aclose()
+
+
+def _most_pods(job: Job) -> int:
+    """How many pods one stream reads at most: twice those of a small job, some of which others may be replacing."""
+    sizes = (job.status.replicas, MOST_PODS if job.spec is None else job.spec.max_replicas)
+    return min(MOST_PODS, 2 * max(sizes))
 
 
 def viewer(request: web.Request) -> str:
