@@ -69,6 +69,7 @@ def test_the_limits_are_those_of_the_hub() -> None:
         f" once more for each {one.message_bytes_per_token >> 10} KiB |",
         f"| bytes of a pod's last messages, beyond {one.kept_bytes >> 10} KiB of each kind | ",
         f" KiB of each kind | {one.max_kept_bytes >> 20} MiB; a failure without room loses its traceback",
+        f" turn, beyond {one.kept_bytes >> 10} KiB of each connection | {one.max_arriving_bytes >> 20} MiB;",
         f"| bytes of worlds, in lists of more than {one.kept_bytes >> 10} KiB, that pods have yet to read | ",
         f" that pods have yet to read | {one.max_unread_bytes >> 20} MiB; ",
         f" a pod that takes nothing for {one.slow_seconds:.0f} s loses its connection |",

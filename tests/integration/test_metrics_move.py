@@ -167,7 +167,15 @@ def test_limits_and_the_loop_are_told(watched: Watched) -> None:
     wait_for(lambda: _answers(watched), "the metrics are served")
     series = watched.scrape()
     limits = {labels["stage"]: value for labels, value in series["elasticjob_hub_places_limit"]}
-    assert limits["agents"] > 0 and limits.keys() == {"newcomers", "strangers", "kept", "pending", "agents", "unread"}
+    assert limits["agents"] > 0 and limits.keys() == {
+        "newcomers",
+        "strangers",
+        "kept",
+        "arriving",
+        "pending",
+        "agents",
+        "unread",
+    }
     assert f"open files allows {limits['agents']:.0f} agents" in watched.operator.log
     before = watched.sum_of("elasticjob_event_loop_lag_seconds_count")
     began = time.monotonic()

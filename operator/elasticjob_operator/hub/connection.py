@@ -72,7 +72,9 @@ class Connection:
         "_transport",
         "_wait_in_line",
         "_written",
+        "arriving",
         "carrier",
+        "charged",
         "close_reason",
         "heartbeat",
         "size",
@@ -106,6 +108,8 @@ class Connection:
         self.timeout = limits.timeout_seconds(heartbeat, settings)
         self.close_reason: CloseReason | None = None  # set once the hub has closed the connection
         self.size = 0  # of the last message
+        self.arriving = 0  # bytes of messages that have not ended, or wait to be read
+        self.charged = 0  # of these, those that take room of the namespace
         self._transport: asyncio.WriteTransport | None = None
         self.carrier: asyncio.WriteTransport | None = None  # of its TLS, which passes on what it is given at once
         self._heard = now  # when the last frame was read
@@ -229,6 +233,8 @@ class Connection:
             if not self._bucket.take(settings.messages_per_second, settings.message_burst, self._heard, cost):
                 self._bucket.level = 0.0  # after an oversized message, small ones must not pass either
                 return RATE
+            if frame.type is not WSMsgType.TEXT:
+                self._count_read(frame)
             if frame.type is WSMsgType.PING:
                 if not self.is_full:
                     await self.ws.pong(frame.data)
@@ -240,12 +246,24 @@ class Connection:
             self.size = len(frame.data)
             if self.size > frames.LONG:
                 await self._wait_in_line()
+            self._count_read(frame)
             return self._decode(frame.data)
+
+    def _count_read(self, frame: WSMessage) -> None:
+        """The frame no longer waits. Agents mask theirs; many pings without a mask would hide what else waits.
+
+        What is counted and never read, four bytes of a ping behind a long message, is little: agents reconnect in time.
+        """
+        size = len(frame.data.encode()) if frame.type is WSMsgType.TEXT else len(frame.data or ())
+        mask = 4 if frame.type is WSMsgType.TEXT or self.arriving <= self._settings.kept_bytes else 0
+        length = 0 if size < 126 else 2 if size < 2**16 else 8
+        self.arriving = max(0, self.arriving - size - 2 - length - mask)
 
     def may_arrive(self, size: int) -> bool:
         """Whether so many more bytes may be read, whatever frames they are: empty fragments are never a message."""
         rate, burst = limits.bytes_allowed(self._settings)
         self._arrived = asyncio.get_running_loop().time()
+        self.arriving += size
         return self._bytes.take(rate, burst, self._arrived, size)
 
     async def _read(self) -> WSMessage | None:

@@ -30,6 +30,7 @@ from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]  # its types l
 WORDS_A_TURN: Final = 4
 MOST_FIRST: Final = 16 * 1024  # bytes of a handshake, and of a request: a token has half as much, others a tenth
 MOST_EARLY: Final = 64 * 1024  # bytes between a request and its answer, for which a client waits
+READ_BYTES: Final = 16 * 1024  # of TLS at once, as much as a record has: its buffer of 256 KiB keeps what it touched
 LONG_WORD: Final = 16 * 1024  # bytes: so many at once wait for a turn too, since a frame can have as few as six
 
 
@@ -42,6 +43,7 @@ class Visitor:
     may_speak = False
     word = b""  # what has arrived and waits for its turn
     meter: Callable[[int], bool] | None = None  # whether so many more bytes may arrive
+    heard = 0  # bytes since the meter has changed
 
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
         self.listener = listener
@@ -50,12 +52,23 @@ class Visitor:
 
     def hear(self, data: bytes) -> None:
         """Pass the peer's bytes on, unless they are too many; many at once when it is this address's turn."""
+        self.heard += len(data)
         if self.meter is not None and not self.meter(len(data)):
             self.abort()
         elif self.word or not self.may_speak or len(data) > LONG_WORD:
             self.wait(data)
         else:
             self.handler.data_received(data)
+
+    def change_meter(self, meter: Callable[[int], bool]) -> None:
+        """Let this one measure what has come since the last one was set, and what comes from now on."""
+        self.meter = meter
+        if self.heard and not meter(self.heard):
+            self.abort()
+
+    def end_meter(self) -> None:
+        """Nothing may come any more."""
+        self.meter = _allow(0)
 
     def arrive(self, transport: asyncio.BaseTransport) -> None:
         self.raw = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
@@ -71,9 +84,17 @@ class Visitor:
             self.listener.queue(self)
         self.word += data
 
+    def rest(self) -> None:
+        """Read on when it is this address's turn."""
+        if self.may_speak and not self.word and self.raw is not None and not self.raw.is_closing():
+            self.raw.pause_reading()
+            self.listener.queue(self)
+
     def proceed(self) -> None:
         word, self.word = self.word, b""
-        if self.may_speak:
+        if not word:
+            pass
+        elif self.may_speak:
             self.handler.data_received(word)
         else:
             self.may_speak = True
@@ -208,6 +229,14 @@ class _TLS(SSLProtocol):  # type: ignore[misc]  # uvloop has no types for it
 
     visitor: Visitor
 
+    def get_buffer(self, size: int) -> memoryview:
+        return cast("memoryview", super().get_buffer(size)[:READ_BYTES])
+
+    def buffer_updated(self, size: int) -> None:
+        super().buffer_updated(size)
+        if size == READ_BYTES:  # there is more: others have the loop before that
+            self.visitor.rest()
+
     def take(self, data: bytes) -> None:
         """Read what somebody else has received."""
         while data:
@@ -293,7 +322,7 @@ class HandshakeListener:
         visitor = self._visitors.get(request.protocol)
         if visitor is not None:
             self.gone(visitor)
-            visitor.meter = _allow(MOST_EARLY)
+            visitor.meter, visitor.heard = _allow(MOST_EARLY), 0
         return visitor
 
     def send_away(self, visitor: Visitor | None) -> None:

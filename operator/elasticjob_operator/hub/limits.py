@@ -46,6 +46,7 @@ class HubSettings:
     slow_seconds: float = 10.0  # in which a peer takes none of its unsent bytes mean that it does not read
     kept_bytes: int = 8 * 1024  # of the last message of each kind of a pod: what is longer shares ...
     max_kept_bytes: int = 24 * 1024 * 1024  # ... so many bytes of all pods, of which one namespace gets half
+    max_arriving_bytes: int = 48 * 1024 * 1024  # of messages that have not ended, beyond `kept_bytes`, shared likewise
     max_unread_bytes: int = 24 * 1024 * 1024  # of long worlds that agents have yet to read, shared in the same way
     close_seconds: float = 1.0  # time for a peer to reply to a close frame
 

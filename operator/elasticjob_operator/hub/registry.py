@@ -45,6 +45,7 @@ class AgentRegistry:
         self.places = shares.Room(settings.max_connections, settings.agent_greed)  # by namespace, like the next one
         self.pending = shares.Room(settings.max_pending, settings.agent_greed)
         self.kept = shares.Room(settings.max_kept_bytes)  # by namespace: bytes of long messages that are kept
+        self.arriving = shares.Room(settings.max_arriving_bytes)  # by namespace: bytes that wait to be a message
         self.unread = shares.Room(settings.max_unread_bytes)  # by namespace: bytes of long directives, see `_unread`
         self.closing: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()  # "refused:401", "closed:silent", "message:state", ...
@@ -167,6 +168,7 @@ class AgentRegistry:
         """Record the agent's hello: this connection replaces the pod's previous one. None: there is no room for it."""
         job = self._jobs[identity.namespace, identity.job]
         entry = job.entries[identity.pod_uid]
+        self.may_wait(link, identity.namespace)  # hello itself has been read
         state = self._fit(entry, hello.state, link.size)
         if state is None:
             self._give_place_back(entry)
@@ -188,6 +190,8 @@ class AgentRegistry:
         """Take a message of so many bytes; returns why the connection must be closed instead."""
         self.counts[f"message:{message.type}"] += 1
         job = entry.job
+        if entry.link is not None and entry.link.charged:
+            self.may_wait(entry.link, job.key[0])
         if isinstance(message, wire.Progress):
             if not self._may_keep(entry, "progress", size):
                 return connection.CROWDED
@@ -233,6 +237,16 @@ class AgentRegistry:
             entry.excess[kind] = excess
         else:
             entry.excess.pop(kind, None)
+        return True
+
+    def may_wait(self, link: connection.Connection, namespace: str, *, is_over: bool = False) -> bool:
+        """Whether the namespace has room for what waits on this connection until a message has ended and is read."""
+        excess = 0 if is_over else max(0, link.arriving - self._settings.kept_bytes)
+        if excess > link.charged and not self.arriving.enter(namespace, excess - link.charged):
+            return False
+        if excess < link.charged:
+            self.arriving.leave(namespace, link.charged - excess)
+        link.charged = excess
         return True
 
     def _wake_for_progress(self, job: JobAgents) -> None:
@@ -299,11 +313,13 @@ class AgentRegistry:
         if len(self._closing) > self._settings.max_pending:
             next(iter(self._closing)).abort()
 
-    def cut_off(self, link: connection.Connection, identity: auth.Identity) -> None:
+    def cut_off(
+        self, link: connection.Connection, identity: auth.Identity, close_reason: connection.CloseReason
+    ) -> None:
         """The peer sends more than it may; its transport is being closed."""
         if link.close_reason is None:
-            link.mark_over(connection.RATE)
-            self.count_close(connection.RATE, identity)
+            link.mark_over(close_reason)
+            self.count_close(close_reason, identity)
 
     def parted(self, link: connection.Connection) -> None:
         self._closing.pop(link, None)

@@ -93,6 +93,7 @@ class Hub:
             "pending": known.pending,
             "agents": known.places,
             "kept": known.kept,
+            "arriving": known.arriving,
             "unread": known.unread,
         }
         sockets = {"newcomers": (self.pending_sockets, self._settings.max_pending_sockets)}
@@ -176,26 +177,38 @@ class Hub:
             return self._refused(admitted)
         identity, link = admitted
         if visitor is not None:
-            visitor.meter = functools.partial(self._measure, link, identity)
+            visitor.change_meter(functools.partial(self._measure, link, identity))
             link.carrier = visitor.raw
+        try:
+            await self._greet(request, link, identity)
+        except ConnectionError:
+            return web.Response(status=400)
+        finally:
+            if visitor is not None:
+                visitor.end_meter()
+            self._registry.may_wait(link, identity.namespace, is_over=True)
+        return link.ws
+
+    async def _greet(self, request: web.BaseRequest, link: connection.Connection, identity: auth.Identity) -> None:
+        """Open the connection, and serve it if its agent says hello. Raises ConnectionError if it is not opened."""
         hello: wire.Hello | connection.CloseReason | None = None
         try:
             await link.open(request)
             hello = await link.receive_hello()
-        except ConnectionError:
-            return web.Response(status=400)
         finally:
             is_in = self._registry.settle(link, identity, stays=isinstance(hello, wire.Hello))
         if is_in:
             await self._serve(link, identity, hello)
-        return link.ws
 
     def _measure(self, link: connection.Connection, identity: auth.Identity, size: int) -> bool:
         """Whether the peer may send so many more bytes."""
-        may = link.may_arrive(size)
-        if not may:
-            self._registry.cut_off(link, identity)
-        return may
+        if not link.may_arrive(size):
+            self._registry.cut_off(link, identity, connection.RATE)
+            return False
+        if not self._registry.may_wait(link, identity.namespace):
+            self._registry.cut_off(link, identity, connection.CROWDED)
+            return False
+        return True
 
     async def _admit(self, request: web.BaseRequest) -> tuple[auth.Identity, connection.Connection] | auth.Refusal:
         identity = await self._review(request)
