@@ -137,6 +137,43 @@ def test_a_checkpoint_that_another_file_holds_up_is_told(seen: Seen) -> None:
     assert not seen.look(340).held, "the script has closed it"
 
 
+def test_a_file_that_fails_to_be_read_is_not_said_to_be_held_up_by_a_save(seen: Seen) -> None:
+    """What is cut off is never finished, and no log has to do with that."""
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "bad.pt").write_bytes(b"")
+    for second in range(0, 700, 5):
+        if second % 100 == 50:
+            (seen.path / "run" / f"step-{second}.bin").write_bytes(b"all")
+        assert not seen.look(second).held
+
+
+def test_what_is_told_of_several_logs_does_not_change_with_each_line(seen: Seen) -> None:
+    """Each change is sent to the hub, and written to the status."""
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "step-1.bin").write_bytes(b"all")
+    told = set()
+    with (seen.path / "run" / "a.csv").open("w") as one, (seen.path / "run" / "b.csv").open("w") as other:
+        for number in range(80):
+            log = (one, other)[number % 2]
+            log.write(f"{number}\n")
+            log.flush()
+            os.utime(log.fileno(), ns=(0, int(2e18) + number))
+            if number % 10 == 9:
+                (seen.path / "run" / f"step-{number}.bin").write_bytes(b"all")
+            told.add(seen.look(5 * number).held)
+    assert told == {"", "'run/step-1.bin', beside which 'run/a.csv' is always being written"}
+
+
+def test_files_without_an_end_are_told_too(seen: Seen) -> None:
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "step-1.bin").write_bytes(b"all")
+    told = set()
+    for number in range(80):
+        (seen.path / "run" / f"frame-{number:02}.png").write_bytes(b"all")
+        told.add(seen.look(5 * number).held)
+    assert told == {"", "'run/frame-00.png', beside which new files are always being written"}
+
+
 @pytest.mark.parametrize("mode", ["wb", "r+b"])
 def test_a_long_save_beside_a_log_is_not_taken_for_one(mode: str, seen: Seen) -> None:
     (seen.path / "run").mkdir()
@@ -147,6 +184,21 @@ def test_a_long_save_beside_a_log_is_not_taken_for_one(mode: str, seen: Seen) ->
             assert not seen.look(second).written
     seen.look(100)
     assert set(seen.look(102).written) == {"run/step-1.bin"}
+
+
+def test_a_short_save_that_is_appended_to_is_no_log(seen: Seen) -> None:
+    """It was open before, in another save: that is not for ten seconds."""
+    latest = seen.path / "latest.bin"
+    for number in range(3):
+        (seen.path / "optimizer.bin").write_bytes(b"all of it" * (number + 1))
+        latest.unlink(missing_ok=True)
+        with latest.open("ab", buffering=0) as file:
+            for tenth in range(10):
+                file.write(b"more" * (number + 1))
+                assert not seen.look(60 * number + tenth / 10).written
+        for tenth in range(10, 40):
+            found = seen.look(60 * number + tenth / 10)
+        assert set(found.written) == {"latest.bin", "optimizer.bin"}
 
 
 def test_a_file_that_is_cut_off_holds_up_its_save(seen: Seen) -> None:
