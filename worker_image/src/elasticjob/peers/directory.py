@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,18 @@ class Known:
 
 
 @dataclass(frozen=True)
+class _Held:
+    """A file in an entry that is being written: since when, and since when it is as it is."""
+
+    began: float
+    since: float
+    stat: Stat
+
+    def look(self, now: float, stat: Stat) -> _Held:
+        return self if stat == self.stat else replace(self, since=now, stat=stat)
+
+
+@dataclass(frozen=True)
 class View:
     """What one look found."""
 
@@ -62,10 +74,10 @@ class Directory:
         self.chunks = chunks
         self._watch = Watch(quiet=QUIET)
         self._unready: frozenset[str] = frozenset()  # at the last look, by `_watch`
-        self._appended: dict[str, float] = {}  # files that workers have open to append to, and since when
+        self._appended: dict[tuple[str, int], float] = {}  # files that workers have open to append to, and since when
         self._logs: dict[str, Stat] = {}  # those of them that are logs
         self._sought_logs = -_LOGS_EVERY  # when they were looked for last
-        self._rests: dict[str, tuple[Stat, float]] = {}  # files that are not known yet, and when they were seen first
+        self._held: dict[str, _Held] = {}  # files that are not known yet, as something is being written beside them
         self._known: dict[str, Known] = {}
         self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
         self._lock = threading.Lock()
@@ -104,29 +116,33 @@ class Directory:
                 for path in sorted(unknown, reverse=True)
                 if self._watch.files[path] == folder.UNREADABLE
             },
-            held=self._find_held(now, torn if workers is Workers.RUN else frozenset(), able),
+            held=self._find_held(now, able if workers is Workers.RUN else frozenset()),
         )
 
-    def _find_held(self, now: float, entries: Collection[str], unknown: Collection[str]) -> str:
-        """One of these files, in these entries, that rests while another one in its entry is always being written."""
-        rests = {path: (self._watch.files[path], now) for path in unknown if entry_of(path) in entries}
-        before = self._rests
-        self._rests = {p: before[p] if p in before and before[p][0] == new[0] else new for p, new in rests.items()}
-        held = sorted(path for path, (_, since) in self._rests.items() if now - since >= _HELD_SECONDS)
-        for path in held:
-            beside = [other for other in rests if entry_of(other) == entry_of(path)]
-            newest = max(beside, key=lambda other: rests[other][0].mtime_ns)
-            if newest not in held:
-                return f"{path[:_MOST_TOLD]!r}, beside which {newest[:_MOST_TOLD]!r} is always being written"
+    def _find_held(self, now: float, unknown: Collection[str]) -> str:
+        """One of these files that rests, and what is always being written in its entry. Says the same at each look."""
+        files, before = self._watch.files, self._held
+        busy = [path for path in unknown if entry_of(path) in self._unready]  # others cannot be read, or are cut off
+        self._held = {path: before.get(path, _Held(now, now, files[path])).look(now, files[path]) for path in busy}
+        resting = [path for path in busy if now - self._held[path].since >= _HELD_SECONDS]
+        for path in sorted(resting, key=lambda one: (self._held[one].since, one)):
+            others = {one for one in set(busy).difference(resting) if entry_of(one) == entry_of(path)}
+            old = sorted(one for one in others if now - self._held[one].began >= _HELD_SECONDS)
+            if others:
+                what = f"{old[0][:_MOST_TOLD]!r} is" if old else "new files are"
+                return f"{path[:_MOST_TOLD]!r}, beside which {what} always being written"
         return ""
 
     def _note_logs(self, now: float, files: Mapping[str, Stat], pids: list[int]) -> None:
         """Find the logs in entries that are not finished: they are part of no checkpoint, also beside some."""
-        if self._unready and pids and now - self._sought_logs >= _LOGS_EVERY:
+        if not (self._unready and pids):
+            self._appended = {}
+        elif now - self._sought_logs >= _LOGS_EVERY:
             self._sought_logs = now
-            appended = {path for path, appends in folder.find_open(self.root, list(pids)).items() if appends}
-            self._appended = {path: self._appended.get(path, now) for path in appended & files.keys()}
-            found = {path for path, since in self._appended.items() if now - since >= _LOG_SECONDS}
+            opened = folder.find_open(self.root, list(pids)).items()
+            appended = [(path, files[path].inode) for path, appends in opened if appends and path in files]
+            self._appended = {one: self._appended.get(one, now) for one in appended}
+            found = {path for (path, _), since in self._appended.items() if now - since >= _LOG_SECONDS}
             self._logs.update({path: files[path] for path in found})
         kept = {path: files[path] for path in self._logs.keys() & files.keys()}
         self._logs = {path: stat for path, stat in kept.items() if _is_longer(self._logs[path], stat)}
