@@ -135,7 +135,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def make_hub(agents: int, wake: Callable[[JobKey], None] = lambda job: None) -> Hub:
     """A hub with the operator's limits, which knows how many pods there are."""
     _, settings = file_limits.take_all(PARALLEL, HubSettings())
-    hub = Hub(authenticate=by_name, wake=wake, settings=settings, expected=lambda: agents)
+    hub = Hub(authenticate=by_name, wake=wake, settings=settings, expected=lambda: {"default": agents})
     hub.leader = True
     return hub
 
