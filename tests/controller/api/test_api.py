@@ -355,7 +355,7 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
         pytest.param(
             {"template": {"spec": {"containers": [{"name": ["a"]}]}}},
             "spec.template",
-            "spec.containers[].name is missing: every container needs a name",
+            "spec.containers[0].name is missing: every container needs a name",
             id="template-container-name-no-text",
         ),
         pytest.param(
@@ -365,10 +365,28 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             id="no-containers",
         ),
         pytest.param(
-            {"template": {"spec": {"containers": [{"image": "a"}]}}},
+            {"template": {"spec": {"containers": [{"name": "a"}, {"image": "a"}]}}},
             "spec.template",
-            "spec.containers[].name is missing: every container needs a name",
+            "spec.containers[1].name is missing: every container needs a name",
             id="nameless-container",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "a"}, None]}}},
+            "spec.template",
+            "spec.containers[1] must be a container: `- name: …` with its fields, or no item at all",
+            id="null-container",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": {"name": "a", "image": "a"}}}},
+            "spec.template",
+            "spec.containers must be a list: write `- name: …` for each container",
+            id="containers-no-list",
+        ),
+        pytest.param(
+            {"template": {"containers": [{"name": "a"}]}},
+            "spec.template",
+            "spec is missing: set a pod template with spec.containers",
+            id="containers-beside-spec",
         ),
         pytest.param(
             {"template": {"spec": {"restartPolicy": "Always", "containers": [{"name": "a"}]}}},

@@ -183,3 +183,89 @@ async def test_deletions_that_are_refused_are_few_and_told(tmp_path: Path, monke
     for name, server in servers.items():
         assert 1 < len(server.tries) <= 15 + MOST_IN_A_MINUTE, f"all at once, and then a few: {name}"
         assert server.refusal["message"] in server.told, name
+
+
+class Breaking(Refusing):
+    """An API server that breaks off whenever a pod is created, as one does in which an admission policy panics."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "POST" and request.path.endswith("/pods"):
+            self.tries.append(time.monotonic())
+            assert request.transport is not None
+            request.transport.abort()
+        return await super().answer(request)
+
+
+async def test_a_write_that_is_never_answered_is_told_while_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
+    server = Breaking(QUOTA, 1, method="none")
+    async with server.running(tmp_path):
+        async with asyncio.timeout(30):
+            while "/api/v1/namespaces/t/pods" not in server.told:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+    assert len(server.tries) <= 2 * MOST_IN_A_MINUTE
+
+
+class Away(Breaking):
+    """An API server that breaks off whatever it is asked."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.tries.append(time.monotonic())
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response(status=404)
+
+
+async def test_a_server_that_was_away_is_not_told_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 0.1)
+    server = Away(QUOTA, 1)
+    async with server.running(tmp_path) as operator:
+        while len(server.tries) < 6:  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+        loop = operator.controller._loops[KEY]
+        assert loop.troubled_since is not None, "it is seen"
+        assert (loop.last_trouble, loop.trouble) == (None, None), "and there is nothing to tell"
+
+
+class Altering(Refusing):
+    """An API server with an admission policy that takes from each pod what makes it a worker."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(QUOTA, 1, method="none")
+        self.field = field
+        self.kept: set[str] = set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "POST" and request.path.endswith("/pods"):
+            self.tries.append(time.monotonic())
+            made = await request.json()
+            uid = f"pod-{len(self.tries)}"
+            self.kept.add(uid)
+            metadata = {**made["metadata"], "uid": uid, "namespace": "t", "resourceVersion": "7"}
+            if self.field == "labels":
+                metadata["labels"] = {k: v for k, v in metadata["labels"].items() if k != names.LABEL_JOB_UID}
+            else:
+                del metadata[self.field]
+            return web.json_response({**made, "metadata": metadata}, status=201)
+        if request.method == "DELETE":
+            self.kept.discard((await request.json())["preconditions"]["uid"])
+            return web.json_response({})
+        return await super().answer(request)
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("labels", f"metadata.labels[{names.LABEL_JOB_UID}]"), ("ownerReferences", "metadata.ownerReferences")],
+)
+async def test_a_pod_that_a_policy_makes_a_strangers_is_told_and_not_kept(
+    tmp_path: Path, field: str, told: str
+) -> None:
+    server = Altering(field)
+    async with server.running(tmp_path):
+        async with asyncio.timeout(30):
+            while told not in server.told or server.kept:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+    assert "an admission webhook or a policy" in server.told
+    assert "rename the job" not in server.told
