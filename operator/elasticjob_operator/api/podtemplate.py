@@ -46,10 +46,17 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise ValueError("spec is missing: set a pod template with spec.containers")  # noqa: TRY004 - for pydantic
     containers = spec.get("containers")
-    if not isinstance(containers, list) or not containers:
+    if containers and not isinstance(containers, list):
+        raise ValueError("spec.containers must be a list: write `- name: …` for each container")  # noqa: TRY004
+    if not containers:
         raise ValueError("spec.containers is empty: add at least one container; the first one trains")
-    if any(not isinstance(c, dict) or not c.get("name") or not isinstance(c["name"], str) for c in containers):
-        raise ValueError("spec.containers[].name is missing: every container needs a name")
+    for i, container in enumerate(containers):
+        if not isinstance(container, dict):
+            raise ValueError(  # noqa: TRY004 - for pydantic
+                f"spec.containers[{i}] must be a container: `- name: …` with its fields, or no item at all"
+            )
+        if not container.get("name") or not isinstance(container["name"], str):
+            raise ValueError(f"spec.containers[{i}].name is missing: every container needs a name")
     spec = _shaped(spec, _POD_SHAPES, "spec")
     if "resources" in spec:  # of the pod as a whole
         spec["resources"] = _resources(spec["resources"], "spec.resources")
