@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,7 @@ class _Loop:
     last_trouble: tuple[str, str] | None = None  # ... what would be told of it ...
     trouble: tuple[str, str] | None = None  # ... and what is told
     last_error: ApiError | None = None
+    unanswered_at: float = math.inf  # when it was noted that the last request got no answer; inf if it got one
     overdue: OverduePods = field(default_factory=OverduePods)
     sizes: contests.History = ()  # that spec.replicas has had
     health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the job's rules
@@ -447,6 +449,9 @@ class Controller:
             logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
             loop.tries_one = True
         trouble = refusals.explain_trouble(error)
+        if trouble is None and self._api.heard > loop.unanswered_at:  # since the last error of this job
+            trouble = refusals.explain_silence(error)
+        loop.unanswered_at = time.monotonic() if error.status == 0 else math.inf
         loop.last_trouble = trouble or loop.last_trouble
         loop.troubled_since = time.monotonic() if loop.troubled_since is None else loop.troubled_since
         self._note_trouble(loop)
