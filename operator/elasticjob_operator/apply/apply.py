@@ -299,13 +299,22 @@ class Applier:
     async def _send_pod(self, job: Job, body: dict[str, Any]) -> None:
         path = path_of("v1", "pods", job.namespace)
         try:
-            made = await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name)
-            self._cache.put_pod({**body, "metadata": made["metadata"]})
+            made = (await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name))["metadata"]
         except ApiError as error:
             self._note_refused_write(job, error)
             if error.status != 409:
                 raise refusals.name_pod(error, body) from error
             await self._look_at(job, body["metadata"]["name"])
+            return
+        lacking = refusals.find_alteration(made, body["metadata"])
+        if not lacking:
+            self._cache.put_pod({**body, "metadata": made})
+            return
+        # Nobody else would remove it, and it would keep its name and its devices.
+        await self._delete_pod(job, Deletion(made["name"], made["uid"], f"{lacking} changed"))
+        altered = refusals.name_alteration(made["name"], lacking)
+        self._note_refused_write(job, altered)
+        raise altered
 
     async def _look_at(self, job: Job, name: str) -> None:
         """The name is taken: read the pod, which is either this job's (not in the cache yet) or another's."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names
-from elasticjob_operator.model import reading
+from elasticjob_operator.model import ownership, reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import ApiError
 
@@ -277,6 +277,24 @@ def name_taken(kind: str, name: str) -> ApiError:
     """What a job is told one of whose objects cannot be made, because another has its name."""
     said = f"a {kind} named {name} exists, but does not belong to this job: delete it or rename the job"
     return ApiError(409, "NameTaken", said)
+
+
+def find_alteration(made: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
+    """What a new pod has not that was sent, and without which it is no worker; "" if it has all. Both are metadata."""
+    lacking = [f"labels[{key}]" for key, value in sent["labels"].items() if (made.get("labels") or {}).get(key) != value]
+    if ownership.owner_of(made) != ownership.owner_of(sent):
+        lacking.append("ownerReferences")
+    return ", ".join(f"metadata.{name}" for name in lacking if name == "ownerReferences" or names.GROUP in name)
+
+
+def name_alteration(pod: str, lacking: str) -> ApiError:
+    """What a job is told one of whose new pods is not its worker."""
+    return ApiError(
+        422,
+        _ALTERED,
+        f"the pod {pod} was created without what the operator has written into {lacking}: an admission webhook or a "
+        "policy has changed that; let it leave the pods of ElasticJobs as they are",
+    )
 
 
 def label_lost(name: str) -> ApiError:
