@@ -54,14 +54,19 @@ class Failure:
 POD_DEADLINE = "DeadlineExceeded"  # status.reason of a pod
 
 
-def failure_of_pod(pod: Pod, node: Node | None, rank: int | None = None, probe: str = "") -> Failure:
-    """The failure of a failed pod. `probe`: the field of a probe with which its template has the kubelet kill it."""
+def failure_of_pod(
+    pod: Pod, node: Node | None, rank: int | None = None, probe: str = "", *, has_deadline: bool = True
+) -> Failure:
+    """The failure of a failed pod. `probe`: the field of a probe with which its template has the kubelet kill it.
+
+    `has_deadline`: whether its template sets one for the pod.
+    """
     code = pod.exit.code if pod.exit else None
     reason = pod.reason or (pod.exit.reason if pod.exit else "")
     said = _read_last_output(pod, reason)
     blame = blame_of_pod(pod, node, may_be_probed=bool(probe))
     if reason == POD_DEADLINE:
-        said = replace(said, message=_AT_DEADLINE)
+        said = replace(said, message=_AT_DEADLINE if has_deadline else _AT_DEADLINE_OF_OTHERS)
     elif probe and blame is Blame.USER and code in _KILLED:
         said = replace(said, message=f"{said.message or 'it was killed'}: {_tell_probe(probe)}")
     return Failure(
@@ -126,6 +131,10 @@ def signal_name(exit_code: int) -> str:
 _AT_DEADLINE = (
     "spec.template.spec.activeDeadlineSeconds has passed for this pod: remove it, and limit the job with "
     "spec.runPolicy.activeDeadlineSeconds"
+)
+_AT_DEADLINE_OF_OTHERS = (
+    "activeDeadlineSeconds has passed for this pod, and spec.template.spec does not set it: an admission webhook or a "
+    "policy does: let it spare the pods of ElasticJobs, or give them longer"
 )
 
 

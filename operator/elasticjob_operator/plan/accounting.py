@@ -321,7 +321,8 @@ def _was_asked_to_stop(pod: Pod, seen: Seen) -> bool:
 def _failure_of(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status, rank: int | None, probe: str) -> Failure:
     if probe and _was_asked_to_stop(pod, seen):
         return classify.failure_of_probed_end(pod, probe)
-    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe)
+    has_deadline = spec.template["spec"].get("activeDeadlineSeconds") is not None
+    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe, has_deadline=has_deadline)
     unfit = classify.blame_unfit_node(failure, classify.last_words_of(pod, seen.agents.get(pod.uid)))
     if unfit is not failure and (rank is None or unfit.reason == classify.CORRUPT):
         return unfit
