@@ -40,14 +40,9 @@ MOST_SIZES: Final = 64  # of a template whose pods are resized in place; of a po
 MOST_TERMS: Final = 64  # of a node affinity; each has to name all the faulty nodes that a job excludes
 
 
-def check_template(template: dict[str, Any]) -> dict[str, Any]:
-    """The template without null fields. Raises ValueError naming a field of the wrong type."""
-    spec = template.get("spec")
-    if not isinstance(spec, dict):
-        raise ValueError("spec is missing: set a pod template with spec.containers")  # noqa: TRY004 - for pydantic
-    containers = spec.get("containers")
+def _check_containers(containers: Any) -> None:
     if containers and not isinstance(containers, list):
-        raise ValueError("spec.containers must be a list: write `- name: …` for each container")  # noqa: TRY004
+        raise ValueError("spec.containers must be a list: write `- name: …` for each container")
     if not containers:
         raise ValueError("spec.containers is empty: add at least one container; the first one trains")
     for i, container in enumerate(containers):
@@ -57,6 +52,16 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
             )
         if not container.get("name") or not isinstance(container["name"], str):
             raise ValueError(f"spec.containers[{i}].name is missing: every container needs a name")
+
+
+def check_template(template: dict[str, Any]) -> dict[str, Any]:
+    """The template without null fields. Raises ValueError naming a field of the wrong type."""
+    spec = template.get("spec")
+    if not isinstance(spec, dict):
+        raise ValueError("spec is missing: set a pod template with spec.containers")  # noqa: TRY004 - for pydantic
+    containers = spec.get("containers")
+    _check_containers(containers)
+    assert isinstance(containers, list)
     spec = _shaped(spec, _POD_SHAPES, "spec")
     if "resources" in spec:  # of the pod as a whole
         spec["resources"] = _resources(spec["resources"], "spec.resources")
