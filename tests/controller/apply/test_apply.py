@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from controller.builders import make_job, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.apply import manifests
-from elasticjob_operator.apply.apply import Applier
+from elasticjob_operator.apply.apply import MOST_MEMBERS_IN_LOOP, Applier
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
@@ -303,3 +304,36 @@ async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_pa
         await applier.recorder.close()
     assert [[v["name"] for v in body["spec"]["volumes"]] for body in sent] == 3 * [[names.VOLUME_TOKEN]]
     assert refused == 1
+
+
+async def test_the_large_statuses_of_one_namespace_delay_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are put together in threads, and a namespace may have as many jobs of a thousand members as it likes."""
+    began, may_end, build = asyncio.Event(), threading.Event(), manifests.status_patch
+    loop = asyncio.get_running_loop()
+
+    def take_long(job: Job, status: api.Status, keep: tuple[str, ...]) -> dict[str, Any]:
+        if job.namespace == "greedy":
+            loop.call_soon_threadsafe(began.set)
+            may_end.wait(50)
+        return build(job, status, keep)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"metadata": {"name": "j", "namespace": "n", "uid": "u", "resourceVersion": "2"}})
+
+    monkeypatch.setattr(manifests, "status_patch", take_long)
+    made = Plan(api.Status(rendezvous=make_world(1, tuple(range(MOST_MEMBERS_IN_LOOP + 1)))))
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        jobs = [replace(make_job(), namespace="greedy", name=f"j{n}", uid=f"g{n}") for n in range(40)]
+        greedy = [asyncio.create_task(applier.apply(job, "1", made, 0.0)) for job in jobs]
+        try:
+            async with asyncio.timeout(20):
+                await began.wait()
+                await applier.apply(replace(make_job(), namespace="modest", uid="m"), "1", made, 0.0)
+        finally:
+            may_end.set()
+            await asyncio.gather(*greedy)
+            await applier.recorder.close()
