@@ -26,6 +26,7 @@ from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.kube.reduced_jobs import reduce_item
+from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
@@ -85,6 +86,7 @@ class Applier:
         self._hub = hub
         self.settings = settings
         self.recorder = EventRecorder(api, reporter)
+        self._threads = Threads("status")  # for large ones
         self.served = Served()
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
         self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
@@ -209,7 +211,7 @@ class Applier:
         unwritable = self._unwritable.get(job.uid, {})
         is_large = len(status.rendezvous.members) + len(job.status.rendezvous.members) > MOST_MEMBERS_IN_LOOP
         build = functools.partial(manifests.status_patch, job, status, plan.keep)  # of frozen values
-        patch = await asyncio.to_thread(build) if is_large else build()
+        patch = await self._threads.run(job.key, build) if is_large else build()
         patch = {name: value for name, value in patch.items() if name not in unwritable or unwritable[name] != value}
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         refused = self._find_refused(job, version)
