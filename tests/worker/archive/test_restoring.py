@@ -90,6 +90,23 @@ def test_a_pod_that_is_alone_reads_and_checks_each_byte_once(
     assert len(list(gang.folder.rglob("chunks/*"))) == 6 + 3 + len(SMALL), "and keeps a copy of it"
 
 
+def test_copies_without_room_are_not_tried_again_with_each_chunk(
+    gang: Gang, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each one, the sizes of all files would be added up."""
+    looked, size_of = list[Path](), chunks._size_of
+
+    def look(folder: Path) -> int:
+        looked.append(folder)
+        return size_of(folder)
+
+    monkeypatch.setattr(chunks, "_size_of", look)
+    pod = gang.pod(archive=env.Archive(f"file://{gang.folder}/x/uid", "uid", origin=(storage.url, None)), limit=10**6)
+    assert gang.enter(pod) == [True]
+    assert pod.read() == {**FILES, **SMALL}
+    assert len(looked) <= 6
+
+
 @pytest.mark.parametrize("size", [0, 1, 2], ids=["pull", "one pod", "two pods"])
 def test_a_store_is_asked_for_several_objects_at_once(
     size: int, gang: Gang, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

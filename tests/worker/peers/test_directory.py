@@ -13,7 +13,7 @@ import pytest
 from elasticjob.peers import directory, folder
 from elasticjob.peers.chunks import ChunkStore
 from elasticjob.peers.directory import Directory, View, Workers
-from elasticjob.peers.records import File
+from elasticjob.peers.records import CHUNK_BYTES, File
 
 
 class Clock:
@@ -246,3 +246,11 @@ def test_a_link_is_whole_whatever_it_points_to(name: str, seen: Seen) -> None:
     (seen.path / "model.pt").write_bytes(b"all")
     assert not seen.look(0).written
     assert set(seen.look(2).written) == {name, "model.pt"}
+
+
+def test_what_the_script_s_own_files_have_is_not_fetched(seen: Seen) -> None:
+    """Such as the frozen part of a model, which is in each of its checkpoints."""
+    (seen.path / "step-1.bin").write_bytes(b"frozen" * CHUNK_BYTES)
+    mine = seen.look(0, Workers.DONE).written["step-1.bin"]
+    absent = File(mine.size + 1, 0o600, (*mine.chunks, "0" * 64))
+    assert seen._directory.find_fetched({"step-2.bin": absent}) == ["0" * 64]
