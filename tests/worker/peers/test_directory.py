@@ -254,3 +254,5 @@ def test_what_the_script_s_own_files_have_is_not_fetched(seen: Seen) -> None:
     mine = seen.look(0, Workers.DONE).written["step-1.bin"]
     absent = File(mine.size + 1, 0o600, (*mine.chunks, "0" * 64))
     assert seen._directory.find_fetched({"step-2.bin": absent}) == ["0" * 64]
+    (seen.path / "step-1.bin").unlink()
+    assert seen._directory.find_fetched({"step-2.bin": absent}) == [*dict.fromkeys(mine.chunks), "0" * 64]

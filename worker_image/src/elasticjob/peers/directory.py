@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from elasticjob.peers import folder
+from elasticjob.peers import folder, records
 from elasticjob.peers.choice import Holding
 from elasticjob.peers.chunks import ChunkStore, digest_of
 from elasticjob.peers.records import File, Files, Record, Report, entry_of
@@ -222,10 +222,11 @@ class Directory:
         return Holding(record.name, record.order, len(record.files), have)
 
     def find_fetched(self, files: Files) -> list[str]:
-        """The chunks that `restore` fetches, in its order, and that are in no copy here."""
+        """The chunks that `restore` fetches, in its order, and that are neither in a copy here nor in the directory."""
         absent = [file for path, file in _order(files) if not self._has(path, file)]
         digests = dict.fromkeys(digest for file in absent for digest in file.chunks)
-        return [digest for digest in digests if not self.chunks.has(digest)]
+        mine = records.digests_of({path: one.file for path, one in self._known.items() if self._has(path, one.file)})
+        return [digest for digest in digests if digest not in mine and not self.chunks.has(digest)]
 
     def _has(self, path: str, file: File) -> bool:
         """Whether the script's directory has this file, as it is known."""

@@ -12,7 +12,6 @@ of them asks the store for does not grow with their number.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
@@ -151,6 +150,7 @@ class Entry:
         self._records = {record.name: record for record in directory.chunks.read_records()}
         self.unfit = ""  # which name in a save this pod cannot have
         self._is_alone = place.size == 1 and place.touches  # nobody else needs what this pod restores
+        self._is_full = False  # there is no room for copies of it
         self._unfit_elsewhere = ""  # at rank 0: why some pod cannot have a record that is whole
 
     def run(self, report: Report, last: tuple[int, int]) -> Found | None:
@@ -388,9 +388,11 @@ class Entry:
             except (PeerError, OSError) as error:
                 logger.debug("rank %d does not hand out a chunk: %s", owner, error)
         data = source.read(digest, self._pause)
-        if self._is_alone:
-            with contextlib.suppress(FullError):
+        if self._is_alone and not self._is_full:
+            try:
                 self._directory.chunks.keep(digest, data)
+            except FullError:
+                self._is_full = True
         return data
 
     # The store.
