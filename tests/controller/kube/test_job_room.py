@@ -51,6 +51,7 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STARTED = {"startTime": "2026-01-01T00:00:00Z"}
+ENDED = {**STARTED, "conditions": [{"type": "Complete", "status": "True", "reason": "Completed", "message": ""}]}
 WAITS = {"conditions": [{"type": "Degraded", "status": "True", "reason": "NoRoom", "message": "no"}]}
 
 
@@ -58,11 +59,11 @@ def find_kept(cache: Cache) -> set[str]:
     return {name for (_, name), (job, _) in cache.jobs.items() if job.spec is not None}
 
 
-def fill(cache: Cache) -> list[str]:
+def fill(cache: Cache, **more: Any) -> list[str]:
     """Jobs that are let in, until one is not."""
     made = [f"j{n}" for n in range(40)]
     for name in made:
-        cache.put_job(make_job(name))
+        cache.put_job(make_job(name, **more))
         if name not in find_kept(cache):
             return made[: made.index(name)]
     raise AssertionError("there is room for all")
@@ -114,10 +115,9 @@ def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
 @pytest.mark.usefixtures("small_room")
 def test_a_job_that_has_finished_takes_no_room_and_keeps_its_term() -> None:
     cache = Cache(lambda key: None)
-    ended = {**STARTED, "conditions": [{"type": "Complete", "status": "True", "reason": "Completed", "message": ""}]}
     policy = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
     for n in range(40):
-        cache.put_job(make_job(f"ended{n}", status=ended, spec=policy))
+        cache.put_job(make_job(f"ended{n}", status=ENDED, spec=policy))
     (one, _), *rest = cache.jobs.values()
     assert one.spec is not None
     assert one.spec.run_policy.ttl_seconds_after_finished == 60
@@ -125,6 +125,52 @@ def test_a_job_that_has_finished_takes_no_room_and_keeps_its_term() -> None:
     assert len(rest) == 39
     assert all(job.spec is not None for job, _ in rest)
     assert fill(cache)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_whoever_waits_for_one_of_many_jobs_to_go_is_let_in_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the condition says: the jobs that have finished take no room, but each is one of those that are kept."""
+    monkeypatch.setattr(job_room, "KEPT_JOBS", 60)
+    cache = Cache(lambda key: None)
+    cache.know_jobs()
+    for n in range(60):
+        cache.put_job(make_job(f"ended{n}", dense=0, status=ENDED))
+    fill(cache)
+    small = [make_job(f"small{n}", dense=10) for n in range(500)]
+    for one in small:
+        cache.put_job(one)
+    waits = next(one for one in small if one["metadata"]["name"] not in find_kept(cache))
+    name = waits["metadata"]["name"]
+    assert not cache.may_read_again(cache.jobs["greedy", name][0])
+    cache.drop_job(("greedy", "ended0"), "greedy-ended0")
+    assert cache.may_read_again(cache.jobs["greedy", name][0])
+    cache.put_job(waits)
+    assert name in find_kept(cache)
+
+
+@pytest.mark.usefixtures("small_room")
+async def test_a_change_that_waited_for_room_is_read_when_there_is_some(tmp_path: Path) -> None:
+    """Nobody writes to a job that is suspended, so the operator looks for itself."""
+    suspended = {"runPolicy": {"suspend": True}}
+    server = Server(make_job("runs", dense=0, status=dict(STARTED), spec=suspended))
+    async with answering(server.answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        operator.cache.know_jobs()
+        operator.cache.put_job(server.job)
+        kept = fill(operator.cache, spec={"managedBy": "example.com/other"})
+        server.job["spec"] = make_job("runs", spec=suspended)["spec"]
+        server.job["metadata"] |= {"resourceVersion": "20", "generation": 20}
+        operator.cache.put_job(server.job)
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        await see(lambda: operator.cache.jobs["greedy", "runs"][0].status.is_true("Warning"))
+        for name in kept:
+            operator.cache.drop_job(("greedy", name), f"greedy-{name}")
+        await see(lambda: not server.told())
+        await operator.controller.stop()
+    spec = operator.cache.jobs["greedy", "runs"][0].spec
+    assert spec is not None
+    assert "affinity" in spec.template["spec"]
 
 
 class Server:
