@@ -41,6 +41,11 @@ def _has_unseen_gate(known: observe.Pod, raw: Raw) -> bool:
     return not known.waiting and bool((raw.get("spec") or {}).get("schedulingGates"))
 
 
+def _waits(job: Job) -> bool:
+    """Whether something of its spec is read again when there is room."""
+    return job.no_room is not None or job.late is not None
+
+
 class Cache:
     """Jobs, pods, nodes and child objects. `wake` is called with the key of every job that a change affects."""
 
@@ -83,7 +88,7 @@ class Cache:
         before = known[0] if known is not None and known[0].uid == metadata["uid"] else None
         if known is not None and is_older(version, known[1]):
             return  # that may be a predecessor with the same name
-        if before is not None and known is not None and known[1] == version and before.no_room is None:
+        if before is not None and known is not None and known[1] == version and not _waits(before):
             return
         if self._ended.get(key) == metadata["uid"]:
             del self._ended[key]  # seen again: it is not certain that it was deleted
@@ -108,8 +113,8 @@ class Cache:
             self._wake(key)
 
     def may_read_again(self, job: Job) -> bool:
-        """Whether the job was not kept for want of room, and there is room now."""
-        return self.jobs_known and job.no_room is not None and self._room.has_room(job)
+        """Whether the job, or a change of it, was not kept for want of room, and there is room now."""
+        return self.jobs_known and _waits(job) and self._room.has_room(job)
 
     def apply_job(self, kind: str | None, raw: Raw) -> None:
         """Apply a watch event from kopf; `kind` is None for the initial listing."""

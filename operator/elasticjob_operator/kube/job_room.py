@@ -42,7 +42,7 @@ def count_bytes(*values: object) -> int:
 class _Place:
     """What is kept of a job, and the room that it takes."""
 
-    is_free: bool  # one of those of which only what is large takes room
+    is_free: bool = False  # one of those of which only what is large takes room
     asked: object = None  # the spec that was measured
     taken: int = 0
 
@@ -60,9 +60,12 @@ class JobRoom:
 
         `is_first_list`: most of what is read now was let in before the operator was restarted.
         """
-        namespace, place = job.namespace, self._places.get(job.key) or self._make_place(job.key)
+        namespace, place = job.namespace, self._places.setdefault(job.key, _Place())
         if before is not None and job.asked is not None and job.asked is place.asked:
             return job
+        if not place.is_free and self._free[namespace] < KEPT_JOBS:
+            place.is_free = True
+            self._free[namespace] += 1
         size = _measure(job)
         wanted = max(0, size - KEPT_BYTES) if place.is_free else size
         if wanted and job.status.finished:
@@ -76,7 +79,7 @@ class JobRoom:
         ):
             place.asked, place.taken = job.asked, wanted
             return job
-        no_room = NoRoom(wanted, size, _find_manager(job))
+        no_room = NoRoom(size, _find_manager(job))
         if before is not None and before.spec is not None and was_in:
             self._room.enter_again(namespace, place.taken)
             return _with_spec_of(before, job, no_room)
@@ -84,12 +87,15 @@ class JobRoom:
         return replace(job, spec=None, asked=None, problems=(), awaited=None, notices=(), no_room=no_room)
 
     def has_room(self, job: Job) -> bool:
-        """Whether a job that waits would be let in now."""
-        if job.no_room is None:
+        """Whether a job that waits, or whose change does, would be let in now."""
+        missing, place = job.no_room or job.late, self._places.get(job.key)
+        if missing is None or place is None:
             return True
+        is_free = place.is_free or self._free[job.namespace] < KEPT_JOBS
+        wanted = max(0, missing.size - KEPT_BYTES) if is_free else missing.size
         if job.status.start_time is None:
-            return self._room.has_room(job.namespace, job.no_room.bytes)
-        return self._room.has_room_again(job.namespace, job.no_room.bytes)
+            return not wanted or self._room.has_room(job.namespace, wanted)
+        return not wanted or self._room.has_room_again(job.namespace, wanted - place.taken)
 
     def leave(self, key: JobKey) -> None:
         place = self._places.pop(key, None)
@@ -99,11 +105,6 @@ class JobRoom:
         self._free[key[0]] -= place.is_free
         if not self._free[key[0]]:
             del self._free[key[0]]
-
-    def _make_place(self, key: JobKey) -> _Place:
-        place = self._places[key] = _Place(is_free=self._free[key[0]] < KEPT_JOBS)
-        self._free[key[0]] += place.is_free
-        return place
 
 
 def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:
@@ -115,6 +116,7 @@ def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:
         problems=before.problems,
         awaited=None,
         own_replicas=before.own_replicas,
+        late=no_room,
         notices=(*notices, Notice(NoRoom.REASON, f"the change of spec waits: {no_room.message}")),
     )
 

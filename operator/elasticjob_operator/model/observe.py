@@ -128,11 +128,10 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why the spec of a job is not kept: so many bytes of room are missing for one of this size."""
+    """Why the spec of a job is not kept: there is no room for one that takes so many bytes."""
 
     REASON: ClassVar[str] = "NoRoom"  # of a condition
 
-    bytes: int
     size: int
     manager: str = ""  # the controller that manages the job; "" if none is named
 
@@ -157,6 +156,7 @@ class Job:
     deleting: bool = False
     awaited: taking.Awaited | None = None  # the template that it has still to take
     no_room: NoRoom | None = None  # its spec was not kept; it is read again when there is room
+    late: NoRoom | None = None  # a change of its spec was not, and the one before is in force
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
     size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows

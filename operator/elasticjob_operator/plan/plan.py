@@ -48,6 +48,7 @@ from elasticjob_operator.plan import (
 from elasticjob_operator.plan.selection import PodSelection
 from elasticjob_operator.plan.values import Child, Config, Deletion, Kind, NewPod, Plan, Seen, first
 from elasticjob_operator.sizing import growth, legal, retreat, written
+from elasticjob_operator.templates import taking
 from elasticjob_operator.times import format_time, parse_time
 
 __all__ = ["Child", "Config", "Deletion", "Kind", "NewPod", "Plan", "Seen", "plan"]
@@ -123,7 +124,8 @@ def _tell_forced(seen: Seen, made: Plan) -> tuple[reporting.Event, ...]:
 def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
     """Set the condition `Warning` while there are warnings that do not stop the job."""
     held, held_at = held_pods.find_held(seen.pods, seen.now)
-    made = replace(made, wake_at=first(made.wake_at, held_at))
+    room_at = seen.now + taking.SHORTEST_PAUSE if seen.job.late is not None else None
+    made = replace(made, wake_at=first(made.wake_at, held_at, room_at))
     unasked = queueing.find_unasked(seen.job, has_kueue=config.has_kueue)
     before, notices = (
         made.status.condition("Warning"),
