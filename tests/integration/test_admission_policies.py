@@ -62,6 +62,7 @@ def is_applied(jobs: Jobs, patch: str) -> bool:
         made["metadata"].get("labels") != labels
         or not made["metadata"].get("ownerReferences")
         or "activeDeadlineSeconds" in made["spec"]
+        or "livenessProbe" in made["spec"]["containers"][0]
     )
 
 
@@ -101,6 +102,16 @@ def test_a_policy_at_which_the_api_server_breaks_off_is_told(jobs: Jobs, cluster
         jobs.create("unanswered", light_spec())
         await_words(jobs, "unanswered", "the API server does not take what the operator writes", "/pods")
     assert not jobs.await_world("unanswered", 2, timeout=120)["restarts"].get("total"), "it recovers without a touch"
+
+
+@together
+def test_a_probe_that_a_policy_gives_the_pods_is_thought_of(jobs: Jobs, cluster: Cluster) -> None:
+    probe = "Object.spec.containers.livenessProbe"
+    fails = f'{probe}{{exec: {probe}.exec{{command: ["false"]}}, periodSeconds: 1, failureThreshold: 1}}'
+    with policy(jobs, cluster, f'op: "add", path: "/spec/containers/0/livenessProbe", value: {fails}'):
+        jobs.create("probed", light_spec())
+        await_words(jobs, "probed", "it was killed (SIGTERM)", "a probe", "a webhook or a policy has added")
+    assert not jobs.await_world("probed", 2, timeout=120)["restarts"].get("user"), "nothing of this is the job's"
 
 
 @together

@@ -61,7 +61,6 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("spec is missing: set a pod template with spec.containers")  # noqa: TRY004 - for pydantic
     containers = spec.get("containers")
     _check_containers(containers)
-    assert isinstance(containers, list)
     spec = _shaped(spec, _POD_SHAPES, "spec")
     if "resources" in spec:  # of the pod as a whole
         spec["resources"] = _resources(spec["resources"], "spec.resources")
