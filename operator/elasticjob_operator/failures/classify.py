@@ -69,6 +69,8 @@ def failure_of_pod(
         said = replace(said, message=_AT_DEADLINE if has_deadline else _AT_DEADLINE_OF_OTHERS)
     elif probe and blame is Blame.USER and code in _KILLED:
         said = replace(said, message=f"{said.message or 'it was killed'}: {_tell_probe(probe)}")
+    elif code == _TERMINATED and reason == "Error" and node is not None and _is_unexplained(pod, node):
+        said = replace(said, message=f"{said.message}, {_BY_NOBODY} (kubectl events --for pod/{pod.name})")
     return Failure(
         pod=pod.name,
         pod_uid=pod.uid,
@@ -106,7 +108,9 @@ def _read_last_output(pod: Pod, reason: str) -> _Output:
     """The cause of a pod's failure, from the end of its log or from the cluster."""
     log = pod.exit.message if pod.exit else ""
     if pod.message or not log:
-        return _Output(first_line(pod.message or pod.waiting_message), log_tail=errortext.tail(log))
+        code = pod.exit.code if pod.exit and reason not in _NEVER_MENDS else 0
+        killed = f"it was killed ({signal_name(code)})" if code in _KILLED else ""
+        return _Output(first_line(pod.message or pod.waiting_message) or killed, log_tail=errortext.tail(log))
     assert pod.exit is not None, "only an exit has a message"
     if reason in _NEVER_MENDS:  # the message is the container runtime's; the program never ran
         return _Output(first_line(log))
@@ -119,7 +123,8 @@ def _read_last_output(pod: Pod, reason: str) -> _Output:
     return _Output(message, errortext.shorten(found.traceback), errortext.tail(found.rest))
 
 
-_KILLED = (137, 143)  # SIGKILL and SIGTERM
+_TERMINATED: Final = 143
+_KILLED = (137, _TERMINATED)  # SIGKILL and SIGTERM
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
@@ -136,6 +141,18 @@ _AT_DEADLINE_OF_OTHERS = (
     "activeDeadlineSeconds has passed for this pod, and spec.template.spec does not set it: an admission webhook or a "
     "policy does: let it spare the pods of ElasticJobs, or give them longer"
 )
+
+
+_BY_NOBODY = (
+    "and no drain, eviction or probe of spec.template is known to have asked for that: its events tell, if a probe has "
+    "that a webhook or a policy has added"
+)
+
+
+def _is_unexplained(pod: Pod, node: Node) -> bool:
+    """Whether nothing is known of a pod and of its node for which somebody may have asked the pod to stop."""
+    asked = pod.deleting is not None or pod.disruption or pod.sick_device or pod.message
+    return not asked and node.ready and not node.leaving and not node.problem
 
 
 def _tell_probe(probe: str) -> str:

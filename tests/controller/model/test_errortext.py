@@ -101,8 +101,8 @@ def test_a_tail_begins_with_a_whole_line() -> None:
 
 
 BY_NOBODY = (
-    ", and no drain, eviction or probe of spec.template is known to have asked for that: its events tell, if a probe has "
-    "that a webhook or a policy has added (kubectl events --for pod/digits-worker-0)"
+    ", and no drain, eviction or probe of spec.template is known to have asked for that: its events tell, if a probe "
+    "has that a webhook or a policy has added (kubectl events --for pod/digits-worker-0)"
 )
 
 
