@@ -164,6 +164,21 @@ def test_what_is_told_of_several_logs_does_not_change_with_each_line(seen: Seen)
     assert told == {"", "'run/step-1.bin', beside which 'run/a.csv' is always being written"}
 
 
+def test_a_log_of_which_lines_come_seldom_is_told_all_the_time(seen: Seen) -> None:
+    """Such as one for each epoch. It holds up the others as long as it is open."""
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "step-1.bin").write_bytes(b"all")
+    told = list[str]()
+    with (seen.path / "run" / "epochs.csv").open("w") as log:
+        for second in range(0, 1500, 10):
+            if second % 500 == 100:
+                log.write(f"{second}\n")
+                log.flush()
+            told.append(seen.look(second).held)
+    assert set(told[:30]) == {""}
+    assert set(told[31:]) == {"'run/step-1.bin', beside which 'run/epochs.csv' is always being written"}
+
+
 def test_files_without_an_end_are_told_too(seen: Seen) -> None:
     (seen.path / "run").mkdir()
     (seen.path / "run" / "step-1.bin").write_bytes(b"all")
