@@ -77,6 +77,7 @@ class Directory:
         self._appended: dict[tuple[str, int], float] = {}  # files that workers have open to append to, and since when
         self._logs: dict[str, Stat] = {}  # those of them that are logs
         self._sought_logs = -_LOGS_EVERY  # when they were looked for last
+        self._open: frozenset[str] = frozenset()  # files that workers had open for writing, when that was asked last
         self._held: dict[str, _Held] = {}  # files that are not known yet, as something is being written beside them
         self._known: dict[str, Known] = {}
         self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
@@ -124,7 +125,7 @@ class Directory:
         files, before = self._watch.files, self._held
         busy = [path for path in unknown if entry_of(path) in self._unready]  # others cannot be read, or are cut off
         self._held = {path: before.get(path, _Held(now, now, files[path])).look(now, files[path]) for path in busy}
-        resting = [path for path in busy if now - self._held[path].since >= _HELD_SECONDS]
+        resting = {path for path in busy if now - self._held[path].since >= _HELD_SECONDS} - self._open
         for path in sorted(resting, key=lambda one: (self._held[one].since, one)):
             others = {one for one in set(busy).difference(resting) if entry_of(one) == entry_of(path)}
             old = sorted(one for one in others if now - self._held[one].began >= _HELD_SECONDS)
@@ -151,7 +152,8 @@ class Directory:
         self, now: float, fresh: list[str], pids: list[int], is_same: Callable[[], bool], *, ended: bool
     ) -> None:
         """Read those of these files that are finished. What changes meanwhile is not, nor what was saved with it."""
-        busy = frozenset(map(entry_of, folder.find_open(self.root, list(pids)).keys() - self._logs.keys()))
+        self._open = frozenset(folder.find_open(self.root, list(pids)).keys() - self._logs.keys())
+        busy = frozenset(map(entry_of, self._open))
         self._unready = self._watch.find_unready(now, busy | self._find_changed(fresh), ended=ended)
         read = self._read([path for path in fresh if entry_of(path) not in self._unready])
         for path, known in read.items() if is_same() else ():
