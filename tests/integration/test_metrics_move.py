@@ -32,6 +32,9 @@ QUIET = {"elasticjob_background_restarts", "elasticjob_objects_skipped"}
 QUIET |= {"elasticjob_straggler_slowdown_ratio"}
 # Nor do they check the network: tests/controller/run/test_metrics.py::test_the_links_of_a_checked_node_have_series.
 QUIET |= {"elasticjob_preflight_bytes_per_second", "elasticjob_preflight_round_trip_seconds"}
+# It takes more than 10,000 jobs: tests/controller/run/test_metrics.py::
+# test_ever_more_jobs_get_no_more_series_and_leave_some_to_others.
+QUIET |= {"elasticjob_jobs_left_out"}
 Series = dict[str, list[tuple[dict[str, str], float]]]
 
 
