@@ -85,8 +85,8 @@ class Visitor:
         self.word += data
 
     def rest(self) -> None:
-        """Read on when it is this address's turn."""
-        if self.may_speak and not self.word and self.raw is not None and not self.raw.is_closing():
+        """Read on when it is this address's turn; if TLS has stopped that itself, it begins again by itself."""
+        if self.may_speak and not self.word and self.raw is not None and self.raw.is_reading():
             self.raw.pause_reading()
             self.listener.queue(self)
 
@@ -203,7 +203,7 @@ class _Hushed(Visitor, asyncio.Protocol):
     def let_tls(self) -> None:
         """The handshake is over: what arrives from now on goes to TLS without a detour."""
         if self.raw is not None and self._tls is not None and not self.raw.is_closing():
-            self.raw.set_protocol(self._tls)
+            self.raw.set_protocol(_Reader(self._tls))
             self._tls = None
 
 
@@ -249,6 +249,31 @@ class _TLS(SSLProtocol):  # type: ignore[misc]  # uvloop has no types for it
     def connection_lost(self, exc: BaseException | None) -> None:
         self.visitor.leave()
         super().connection_lost(exc)
+
+
+class _Reader(asyncio.BufferedProtocol):
+    """Gives TLS what it reads. Into its own TLS uvloop reads without a question, as much as there is."""
+
+    def __init__(self, tls: _TLS) -> None:
+        self._tls = tls
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._tls.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._tls.buffer_updated(nbytes)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._tls.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self._tls.eof_received()
+
+    def pause_writing(self) -> None:
+        self._tls.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._tls.resume_writing()
 
 
 def _allow(left: int) -> Callable[[int], bool]:
