@@ -121,6 +121,16 @@ def test_pods_that_look_like_workers_of_a_job_are_counted_up_to_what_a_job_may_h
     assert cache.find_pod("team", "digits-worker-50", "u50") == "digits", "there is room again"
 
 
+def test_all_pods_of_a_job_that_runs_are_known_when_the_largest_job_becomes_smaller(watched: Watched) -> None:
+    """It shrinks to what is allowed now, and nobody else would delete the others."""
+    watched.cache = cache = Cache(watched.woken.append, watched.unowned.append, bounds.Limits(replicas=2))
+    cache.put_job(raw_job())
+    for index in range(60):
+        cache.put_pod(raw_pod(index))
+    assert len(cache.pods(KEY)) == 60
+    assert not watched.unowned
+
+
 def test_pods_with_the_labels_of_a_job_do_not_wake_it_and_cost_little(watched: Watched) -> None:
     strangers = [raw_pod(index, ownerReferences=[]) for index in range(5_000)]
     watched.woken.clear()
