@@ -24,6 +24,7 @@ __all__ = ["Cache", "UnownedObject", "is_older"]
 
 Raw = Mapping[str, Any]
 
+LEAST_PODS = 2 * bounds.Limits().replicas  # of a job are seen, also of one that runs where the limit was lowered
 LONGEST_MEMORY = 10_000  # UIDs of deleted pods and jobs, and of unowned objects
 
 
@@ -166,7 +167,7 @@ class Cache:
     def _why_too_many(self, metadata: Raw) -> str:
         """Why there is no room for this worker; "" if there is. The operator makes no more than a job has twice."""
         key = (metadata["namespace"], ownership.owner_of(metadata)[0])
-        known, most = self._pods.get(key, {}), 2 * self._limits.replicas
+        known, most = self._pods.get(key, {}), max(LEAST_PODS, 2 * self._limits.replicas)
         return f"its job has {most} pods already" if len(known) >= most and metadata["uid"] not in known else ""
 
     def drop_pod(self, uid: str, version: str = "") -> None:

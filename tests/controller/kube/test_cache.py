@@ -8,6 +8,7 @@ import pytest
 
 from controller.counted_work import count_work
 from elasticjob_operator.api import bounds, names
+from elasticjob_operator.kube import cache as cache_module
 from elasticjob_operator.kube.cache import Cache, UnownedObject
 from elasticjob_operator.model import ownership
 
@@ -105,8 +106,11 @@ def test_a_worker_is_found_while_its_job_is_the_one_that_exists(watched: Watched
     assert watched.unowned == []
 
 
-def test_pods_that_look_like_workers_of_a_job_are_counted_up_to_what_a_job_may_have(watched: Watched) -> None:
+def test_pods_that_look_like_workers_of_a_job_are_counted_up_to_what_a_job_may_have(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever may create pods can write all papers of a worker. A job that is renewed has twice its pods."""
+    monkeypatch.setattr(cache_module, "LEAST_PODS", 40)
     watched.cache = cache = Cache(watched.woken.append, watched.unowned.append, bounds.Limits(replicas=20))
     cache.put_job(raw_job())
     for index in range(60):
