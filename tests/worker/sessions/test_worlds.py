@@ -47,7 +47,7 @@ def test_the_device_is_waited_for_before_the_world_is_judged() -> None:
     with patch.dict(os.environ, THERE.as_environ()):
         worlds.enter_first(alone=False)
     worlds.hold()
-    groups.wait_for_device.side_effect = lambda: hear[0]({"type": "regroup", "generation": 3, "announced": False})
+    groups.wait_for_device.side_effect = lambda _: hear[0]({"type": "regroup", "generation": 3, "announced": False})
     with pytest.raises(WorldLostError):
         worlds.hold()
 
