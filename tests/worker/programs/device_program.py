@@ -3,7 +3,8 @@
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection, saves,
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
 does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what the second
-optimizer needs is waited for when the first one has stepped), SCHEDULE (where a scheduler steps in a step: first,
+optimizer needs is waited for when the first one has stepped, or other device: the script has a group for another one
+than the model's), SCHEDULE (where a scheduler steps in a step: first,
 middle or last), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a
 block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first world, in
 the middle of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied,
@@ -221,7 +222,12 @@ class Script:
         self.compiled: Callable[[], object] | None = None
         self.connections: list[socket.socket] = []
         self.save: Any = None
-        on_world = {"groups": self.enter, "connection": self.connect, "saves": self.enter_saving}.get(KIND)
+        on_world = {
+            "groups": self.enter,
+            "connection": self.connect,
+            "saves": self.enter_saving,
+            "other device": self.enter_other,
+        }.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
 
@@ -236,6 +242,11 @@ class Script:
 
     def enter(self, _: Session) -> None:
         self.group = dist.new_group() if dist.get_world_size() > 1 else None
+
+    def enter_other(self, _: Session) -> None:
+        """A group for another device than the model's, as `cpu:gloo` is beside a GPU."""
+        if dist.get_world_size() > 1:
+            self.group = dist.new_group(backend="cuda:gloo")
 
     def enter_saving(self, _: Session) -> None:
         """A group for saves of torch.distributed.checkpoint; one that a loss has broken is given up."""

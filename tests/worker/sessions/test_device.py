@@ -431,6 +431,14 @@ def test_a_loss_while_communicators_are_made_frees_the_others(tmp_path: Path) ->
 
 
 @together
+def test_a_group_for_another_device_needs_no_communicator(tmp_path: Path, undisturbed: Any) -> None:
+    """Such as `dist.new_group(backend="cpu:gloo")` beside a GPU, which a script makes when a world begins."""
+    agent, norms = train(tmp_path, KIND="other device", KILL=KILLED)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+
+
+@together
 def test_nor_is_it_the_main_thread_for_groups_that_a_script_makes_when_a_world_begins(
     tmp_path: Path, undisturbed: Any
 ) -> None:
