@@ -156,8 +156,8 @@ class ProcessGroups:
     def _find_unconnected(self) -> list[Any]:
         if not self.is_queued or dist.get_world_size() == 1:
             return []
-        found = (group for group in groups.find_groups() if not groups.is_gloo(group))
-        return [group for group in found if id(group) not in self._connected]
+        found = (group for group in groups.find_groups() if id(group) not in self._connected)
+        return [group for group in found if not groups.is_gloo(group) and groups.can_reduce(group, self._device)]
 
     def enter_fixed(self, alone: bool) -> None:
         """Join the world of the launcher's variables, which never changes; `alone` makes a group for a single process

@@ -104,6 +104,14 @@ def is_gloo(group: Any) -> bool:
     return False
 
 
+def can_reduce(group: Any, device: torch.device) -> bool:
+    """Whether the group has a backend for tensors on this device; if torch does not tell, it has. Never raises."""
+    with contextlib.suppress(Exception):
+        parts = str(dist.get_backend_config(group)).split(",")  # such as "cpu:gloo,cuda:nccl"
+        return any(part.partition(":")[0] == device.type or ":" not in part for part in parts)
+    return True
+
+
 def _find_gloo(group: Any) -> Any:
     """The group's backend for tensors in host memory; None if it has none or torch does not expose it."""
     if probe.find(_BACKEND) is None:
