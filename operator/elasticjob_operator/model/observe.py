@@ -154,6 +154,7 @@ class Job:
     generation: int = 1
     created: float = 0.0
     deleting: bool = False
+    held_by: tuple[str, ...] = ()  # finalizers, if it is being deleted
     awaited: taking.Awaited | None = None  # the template that it has still to take
     no_room: NoRoom | None = None  # its spec was not kept; it is read again when there is room
     late: NoRoom | None = None  # a change of its spec was not, and the one before is in force
@@ -320,6 +321,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits(), before: Job |
         generation=generation if isinstance(generation, int) else 1,
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         deleting=metadata.get("deletionTimestamp") is not None,
+        held_by=ownership.find_keepers(metadata),
         asked=asked,
         problems=read.problems,
         awaited=read.awaited,

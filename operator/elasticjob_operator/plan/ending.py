@@ -34,6 +34,53 @@ def leave_to_another(seen: Seen, spec: api.Spec) -> Plan:
     return replace(suspend(seen, spec, _BY_USER if spec.run_policy.suspend else _BY_QUEUE), set_replicas=None)
 
 
+_BY_KUBERNETES = ("foregroundDeletion", "orphan")  # finalizers of the garbage collector
+
+
+def tell_deletion(seen: Seen) -> Plan:
+    """A job that is being deleted, and that finalizers keep: nothing is done for it, and what it says stays true."""
+    job, status = seen.job, seen.job.status
+    made = Plan(status, "being deleted")
+    is_others = job.spec is not None and not job.spec.is_ours
+    if is_others or job.unread or status.finished or status.start_time is None:
+        return made
+    live, members = {p.uid for p in seen.pods if p.live}, status.rendezvous.members
+    is_whole = len(live) >= status.ready_replicas and all(m.uid in live for m in members)
+    trains = status.is_true("Running") and is_whole
+    conditions = reporting.with_condition(
+        status.conditions, "Running", trains, "Terminating", _describe_deletion(job.held_by), seen.now
+    )
+    after = revise(status, conditions=conditions, replicas=len(live))
+    if trains:
+        return replace(made, status=after)
+    world = status.rendezvous
+    reported = reporting.read_reports(seen.agents.values(), status.goodput, world.generation)
+    happened = goodput.watch(status.goodput, running=False, formed=world.generation, now=seen.now, reported=reported)
+    after = revise(
+        goodput.update(after, happened),
+        phase=status.phase if status.phase is api.Phase.SUSPENDED else api.Phase.PENDING,
+        ready_replicas=0,
+        rendezvous=revise(world, world_size=0, processes=0),
+    )
+    return replace(made, status=after)
+
+
+def _describe_deletion(held_by: tuple[str, ...]) -> str:
+    others = [finalizer for finalizer in held_by if finalizer not in _BY_KUBERNETES]
+    if len(others) == 1:
+        return (
+            f"the job is being deleted, and the finalizer {others[0]} keeps it: whoever set it has to remove it; if "
+            "that is gone for good, remove it from the job's metadata.finalizers"
+        )
+    if others:
+        return (
+            f"the job is being deleted, and the finalizers {', '.join(others)} keep it: whoever set them has to remove "
+            "them; if those are gone for good, remove them from the job's metadata.finalizers"
+        )
+    waits = " once its pods are gone" if "foregroundDeletion" in held_by else ""
+    return f"the job is being deleted{waits}"
+
+
 def give_back(seen: Seen, made: Plan) -> Plan:
     """The plan of a job that is otherwise left alone: the pods whose quota was taken back are deleted all the same.
 

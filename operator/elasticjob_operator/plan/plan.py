@@ -76,7 +76,7 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
 def _plan(seen: Seen, config: Config) -> Plan:
     job, status = seen.job, seen.job.status
     if job.deleting:
-        return ending.give_back(seen, Plan(status, "being deleted"))
+        return ending.give_back(seen, ending.tell_deletion(seen))
     if status.finished:
         return ending.after_end(seen)
     if job.unread:

@@ -177,10 +177,19 @@ def test_a_finished_job_needs_no_budget_and_no_autoscaler() -> None:
     ]
 
 
+ENDED = make_job(status=ending.end(see(make_job()), started(), api.Phase.COMPLETE, "Completed", "").status)
+
+
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        pytest.param(make_job(deleting=True), "being deleted", id="deleted"),
+        pytest.param(make_job(deleting=True), "being deleted", id="deleted before it began"),
+        pytest.param(replace(ENDED, deleting=True), "being deleted", id="deleted after its end"),
+        pytest.param(
+            make_job(make_spec(managedBy="example.com/other"), started(), deleting=True),
+            "being deleted",
+            id="another's, deleted",
+        ),
         pytest.param(
             make_job(make_spec(managedBy="kueue.x-k8s.io/multikueue")),
             "managed by kueue.x-k8s.io/multikueue",
@@ -195,6 +204,94 @@ def test_a_finished_job_needs_no_budget_and_no_autoscaler() -> None:
 )
 def test_what_is_none_of_our_business(job: Job, reason: str) -> None:
     assert plan(see(job, (make_pod(0),))) == Plan(job.status, reason)
+
+
+TRAINS = [api.Condition(type="Running", status="True", reason="WorldRunning")]
+SUSPENDED = [
+    api.Condition(type="Running", status="False", reason="Suspended"),
+    api.Condition(type="Suspended", status="True", reason="Suspended"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "pods", "held_by", "expected", "told"),
+    [
+        pytest.param(
+            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            (),
+            ("a.example/one",),
+            ("False", "Pending", 0, 0),
+            "the finalizer a.example/one keeps it",
+            id="its pods are gone",
+        ),
+        pytest.param(
+            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            (make_pod(0), make_pod(1, deleting=NOW + 5)),
+            ("foregroundDeletion", "a.example/one", "b.example/two"),
+            ("False", "Pending", 0, 0),
+            "the finalizers a.example/one, b.example/two keep it",
+            id="a pod goes",
+        ),
+        pytest.param(
+            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            (make_pod(0), make_pod(1)),
+            ("a.example/one",),
+            ("True", "Running", 2, 2),
+            "the finalizer a.example/one keeps it",
+            id="its pods stay",
+        ),
+        pytest.param(
+            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2},
+            (make_pod(0),),
+            (),
+            ("False", "Pending", 0, 0),
+            "is being deleted",
+            id="a pod is gone, of which the status has no member",
+        ),
+        pytest.param(
+            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            (),
+            ("foregroundDeletion",),
+            ("False", "Pending", 0, 0),
+            "is being deleted once its pods are gone",
+            id="after its pods",
+        ),
+        pytest.param(
+            {"phase": "Pending"},
+            (make_pod(0, "Pending"),),
+            ("a.example/one",),
+            ("False", "Pending", 0, 0),
+            "the finalizer a.example/one keeps it",
+            id="it did not train yet",
+        ),
+        pytest.param(
+            {"phase": "Suspended", "conditions": SUSPENDED},
+            (),
+            ("a.example/one",),
+            ("False", "Suspended", 0, 0),
+            "the finalizer a.example/one keeps it",
+            id="suspended",
+        ),
+    ],
+)
+def test_what_a_deleted_job_says_is_true(
+    before: dict[str, Any],
+    pods: tuple[Pod, ...],
+    held_by: tuple[str, ...],
+    expected: tuple[str, str, int, int],
+    told: str,
+) -> None:
+    job = make_job(status=started(**before), deleting=True, held_by=held_by)
+    made = plan(see(job, pods))
+    status = made.status
+    running = condition(made, "Running")
+    found = (running[0], status.phase, status.ready_replicas, status.rendezvous.world_size)
+    assert (found, running[1]) == (expected, "Terminating")
+    assert told in running[2]
+    assert status.replicas == sum(1 for pod in pods if pod.deleting is None)
+    assert made.is_idle
+    again = plan(replace(see(replace(job, status=status), pods), now=NOW + 60))
+    assert again.status == status, "it is written once"
 
 
 @pytest.mark.parametrize("place", [{}, {"runPolicy": {"managedBy": "elasticjob.dev/operator"}}])
