@@ -40,11 +40,11 @@ MOST_SIZES: Final = 64  # of a template whose pods are resized in place; of a po
 MOST_TERMS: Final = 64  # of a node affinity; each has to name all the faulty nodes that a job excludes
 
 
-def _check_containers(containers: Any) -> None:
-    if containers and not isinstance(containers, list):
-        raise ValueError("spec.containers must be a list: write `- name: …` for each container")
+def _check_containers(containers: Any) -> list[dict[str, Any]]:
     if not containers:
         raise ValueError("spec.containers is empty: add at least one container; the first one trains")
+    if not isinstance(containers, list):
+        raise ValueError("spec.containers must be a list: write `- name: …` for each container")  # noqa: TRY004
     for i, container in enumerate(containers):
         if not isinstance(container, dict):
             raise ValueError(  # noqa: TRY004 - for pydantic
@@ -52,6 +52,7 @@ def _check_containers(containers: Any) -> None:
             )
         if not container.get("name") or not isinstance(container["name"], str):
             raise ValueError(f"spec.containers[{i}].name is missing: every container needs a name")
+    return containers
 
 
 def check_template(template: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +60,7 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     spec = template.get("spec")
     if not isinstance(spec, dict):
         raise ValueError("spec is missing: set a pod template with spec.containers")  # noqa: TRY004 - for pydantic
-    containers = spec.get("containers")
-    _check_containers(containers)
+    containers = _check_containers(spec.get("containers"))
     spec = _shaped(spec, _POD_SHAPES, "spec")
     if "resources" in spec:  # of the pod as a whole
         spec["resources"] = _resources(spec["resources"], "spec.resources")
