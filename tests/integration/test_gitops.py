@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticjob_devcluster import KubeError
@@ -49,6 +51,29 @@ def test_a_spec_with_all_that_the_operator_fills_in_stays_as_it_was_written(jobs
     jobs.patch("plain", {"runPolicy": {"suspend": True}})  # by somebody else, of a field that is not applied
     jobs.await_condition("plain", "Suspended")
     wait_for(lambda: jobs.differs("plain", spec) == {}, "there is no difference while it is suspended")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        pytest.param({"restartPolicy": "OnFailure"}, "InvalidSpec", id="the operator refuses it"),
+        pytest.param({"terminationGracePeriodSeconds": 5, "dnsPolicy": "None"}, "InvalidTemplate", id="the API server"),
+    ],
+)
+def test_a_manifest_that_is_corrected_before_the_job_began_starts_it(
+    jobs: Jobs, wrong: dict[str, Any], reason: str
+) -> None:
+    spec = light_spec()
+    right = spec["template"]["spec"]
+    jobs.apply("wrong", {**spec, "template": {"spec": {**right, **wrong}}})
+    assert jobs.await_condition("wrong", "Failed")["reason"] == reason
+    jobs.apply("wrong", spec)
+    status = jobs.await_world("wrong", 2)
+    truths = {one["type"]: one["status"] for one in status["conditions"]}
+    assert (truths["Failed"], truths["Running"], truths.get("Stalled")) == ("False", "True", "False")
+    assert "completionTime" not in status
+    assert status["observedGeneration"] == jobs.get("wrong")["metadata"]["generation"]
+    assert "Corrected" in dict(jobs.events("wrong"))
 
 
 def test_a_size_that_the_pool_has_chosen_is_no_difference(jobs: Jobs) -> None:
