@@ -68,7 +68,7 @@ class JobRoom:
             self._free[namespace] += 1
         size = _measure(job)
         wanted = max(0, size - KEPT_BYTES) if place.is_free else size
-        if wanted and job.status.finished:
+        if wanted and job.status.finished and not job.is_corrected:
             job, wanted = _without_template(job), 0
         was_in, told = job.status.start_time is not None, _is_told(job)
         self._room.leave(namespace, place.taken)

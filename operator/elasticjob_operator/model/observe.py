@@ -174,6 +174,16 @@ class Job:
         return (self.namespace, self.name)
 
     @property
+    def is_corrected(self) -> bool:
+        """Whether it ended for what its manifest says, before it had a world, and has another manifest by now."""
+        status, failed = self.status, self.status.condition("Failed")
+        if failed is None or failed.status != "True" or failed.reason not in ("InvalidSpec", "InvalidTemplate"):
+            return False
+        has_begun = status.rendezvous.generation > 0
+        is_read = (self.spec is not None or self.no_room is not None) and not (self.problems or self.unread)
+        return is_read and not has_begun and self.generation > status.observed_generation
+
+    @property
     def is_pinned(self) -> bool:
         """Whether spec.replicas of a pooled job was written by somebody other than the pool."""
         spec = self.spec

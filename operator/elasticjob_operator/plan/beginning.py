@@ -46,6 +46,30 @@ def take_origin(seen: Seen, wanted: api.CheckpointOrigin) -> Plan:
     return Plan(after, "knows where it begins", events=(reporting.Event("OriginTaken", f"begins from {found.url}"),))
 
 
+def may_begin_anew(seen: Seen) -> bool:
+    """Whether a job that never began, for what its manifest said, begins with the corrected one: once it has no pod."""
+    is_refused = seen.problem is not None and seen.problem[0] == "InvalidTemplate"  # still that of the manifest before
+    return seen.job.is_corrected and seen.job.spec is not None and not seen.pods and not is_refused
+
+
+def begin_anew(seen: Seen) -> Plan:
+    """A status as that of a new job. What the job has taken from its template stays, and so do its conditions."""
+    before, why = seen.job.status, "Corrected"
+    conditions = reporting.with_condition(before.conditions, "Failed", False, why, "", seen.now)
+    conditions = reporting.with_condition(conditions, "Running", False, why, "", seen.now)
+    after = api.Status(
+        phase=api.Phase.PENDING,
+        conditions=conditions,
+        template=before.template,
+        written_replicas=before.written_replicas,
+        observed_generation=seen.job.generation,
+    )
+    told = reporting.Event(
+        why, f"generation {seen.job.generation} of the spec is valid: the job begins as if it were new"
+    )
+    return Plan(after, "begins anew", events=(told,), wake_at=seen.now)
+
+
 def wait_for_room(seen: Seen, missing: NoRoom) -> Plan:
     """Let a job wait until its spec can be kept. One that has started goes on as it is."""
     if not names.is_ours(missing.manager):

@@ -65,10 +65,14 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     if made.status is not seen.job.status:
         made = _report_quota(seen, _warn(seen, config, made))
         status, generation = made.status, seen.job.generation
-        if not seen.job.status.finished:  # of one that has, no change of the spec matters any more
+        if (
+            not made.status.finished or not seen.job.status.finished
+        ):  # of one that has, no change of the spec matters any more
             conditions = summary.summarize(status, seen.now)
             status = revise(status, conditions=conditions, written_replicas=seen.job.own_replicas)
             generation = status.observed_generation
+        elif seen.job.is_corrected:  # it waits to begin anew, and would take the change for one that it knows
+            generation = seen.job.status.observed_generation
         made = replace(made, status=reporting.observe(status, generation))
     return replace(made, directives={**made.directives, **released}) if released else made
 
@@ -78,7 +82,7 @@ def _plan(seen: Seen, config: Config) -> Plan:
     if job.deleting:
         return ending.give_back(seen, ending.tell_deletion(seen))
     if status.finished:
-        return ending.after_end(seen)
+        return beginning.begin_anew(seen) if beginning.may_begin_anew(seen) else ending.after_end(seen)
     if job.unread:
         return ending.give_back(seen, ending.hold(seen))
     if job.no_room is not None:

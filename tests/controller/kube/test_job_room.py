@@ -113,6 +113,17 @@ def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
 
 
 @pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize("observed", [pytest.param(4, id="corrected"), pytest.param(5, id="as it was")])
+def test_a_job_that_begins_anew_keeps_its_template(observed: int) -> None:
+    cache = Cache(lambda key: None)
+    failed = {"type": "Failed", "status": "True", "reason": "InvalidSpec", "message": "spec.template"}
+    cache.put_job(make_job("refused", status={"conditions": [failed], "observedGeneration": observed}))
+    job, _ = cache.jobs["greedy", "refused"]
+    assert job.spec is not None
+    assert ("affinity" in job.spec.template["spec"]) is job.is_corrected is (observed == 4)
+
+
+@pytest.mark.usefixtures("small_room")
 def test_a_job_that_has_finished_takes_no_room_and_keeps_its_term() -> None:
     cache = Cache(lambda key: None)
     policy = {"runPolicy": {"ttlSecondsAfterFinished": 60}}

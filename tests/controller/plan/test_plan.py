@@ -10,8 +10,9 @@ import pytest
 from controller.builders import NOW, TEMPLATE, make_agent, make_job, make_node, make_pod, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
-from elasticjob_operator.model.observe import Job, Pod
-from elasticjob_operator.plan import ending
+from elasticjob_operator.model.observe import Job, NoRoom, Pod
+from elasticjob_operator.model.revise import revise
+from elasticjob_operator.plan import ending, reporting, summary
 from elasticjob_operator.plan.plan import Child, Config, Deletion, Kind, NewPod, Plan, Seen, plan
 from elasticjob_operator.times import format_time
 
@@ -313,6 +314,60 @@ def test_a_typo_does_not_end_a_running_job() -> None:
     assert condition(made, "Degraded") == ("True", "InvalidSpec", "spec.elasticPolicy: is wrong")
     assert made.is_idle
     assert not made.status.finished
+
+
+PROBLEM = api.Problem(field="spec", message="is wrong")
+
+
+def refused(reason: str = "InvalidSpec", *, generation: int = 0, begun: bool = False) -> api.Status:
+    """Of a job that ended for the first generation of its spec."""
+    before = started() if begun else api.Status()
+    if generation:
+        before = revise(before, rendezvous=make_world(generation))
+    ended = ending.end(see(make_job()), before, api.Phase.FAILED, reason, "x").status
+    return revise(reporting.observe(ended, 1), conditions=summary.summarize(ended, NOW))
+
+
+@pytest.mark.parametrize(
+    ("status", "job", "seen", "begins", "waits"),
+    [
+        pytest.param(refused(), {}, {}, True, False, id="corrected"),
+        pytest.param(refused("InvalidTemplate", begun=True), {}, {}, True, False, id="no pod was ever made"),
+        pytest.param(refused(), {"generation": 1}, {}, False, False, id="as it was: a limit may have been raised"),
+        pytest.param(refused(), {"spec": None, "problems": (PROBLEM,)}, {}, False, False, id="still wrong"),
+        pytest.param(refused(), {"problems": (PROBLEM,)}, {}, False, False, id="wrong, in force within its bounds"),
+        pytest.param(refused(), {"unread": ("rendezvous",)}, {}, False, False, id="an odd status"),
+        pytest.param(refused(), {"deleting": True}, {}, False, False, id="being deleted"),
+        pytest.param(refused("CrashLoop", begun=True), {}, {}, False, False, id="another reason"),
+        pytest.param(refused("InvalidTemplate", begun=True, generation=1), {}, {}, False, False, id="it had a world"),
+        pytest.param(refused(), {"spec": None, "no_room": NoRoom(9)}, {}, False, True, id="no room for its spec"),
+        pytest.param(refused(), {}, {"pods": (make_pod(0),)}, False, True, id="a pod is left"),
+        pytest.param(
+            refused("InvalidTemplate", begun=True),
+            {},
+            {"problem": ("InvalidTemplate", "x")},
+            False,
+            True,
+            id="the refusal of the manifest before is the last that is known",
+        ),
+    ],
+)
+def test_a_job_whose_manifest_is_corrected_before_it_began_begins_anew(
+    status: api.Status, job: dict[str, Any], seen: dict[str, Any], begins: bool, waits: bool
+) -> None:
+    changed = replace(make_job(status=status), **{"generation": 2, **job})
+    made = plan(see(changed, **seen))
+    assert made.status.finished is not begins
+    if not begins:
+        assert (made.status.observed_generation == 1) is (waits or changed.generation == 1 or changed.deleting)
+        return
+    truths = {c.type: c.status for c in made.status.conditions}
+    assert (truths["Failed"], truths["Stalled"], truths["Reconciling"]) == ("False", "False", "True")
+    assert (made.status.completion_time, made.status.start_time, made.status.observed_generation) == (None, None, 2)
+    assert [event.reason for event in made.events] == ["Corrected"]
+    after = plan(see(replace(changed, status=made.status)))
+    assert after.create == plan(see(make_job(generation=2))).create
+    assert after.status.start_time is not None
 
 
 @pytest.mark.parametrize(
