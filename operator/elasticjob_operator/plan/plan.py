@@ -65,9 +65,8 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     if made.status is not seen.job.status:
         made = _report_quota(seen, _warn(seen, config, made))
         status, generation = made.status, seen.job.generation
-        if (
-            not made.status.finished or not seen.job.status.finished
-        ):  # of one that has, no change of the spec matters any more
+        # Of a job that has ended, no change of the spec matters any more, unless it begins anew.
+        if not made.status.finished or not seen.job.status.finished:
             conditions = summary.summarize(status, seen.now)
             status = revise(status, conditions=conditions, written_replicas=seen.job.own_replicas)
             generation = status.observed_generation
