@@ -244,10 +244,10 @@ class Altering(Refusing):
             uid = f"pod-{len(self.tries)}"
             self.kept.add(uid)
             metadata = {**made["metadata"], "uid": uid, "namespace": "t", "resourceVersion": "7"}
-            if self.field == "labels":
-                metadata["labels"] = {k: v for k, v in metadata["labels"].items() if k != names.LABEL_JOB_UID}
-            else:
+            if self.field == "ownerReferences":
                 del metadata[self.field]
+            else:
+                metadata["labels"] = {k: v for k, v in metadata["labels"].items() if k != self.field}
             return web.json_response({**made, "metadata": metadata}, status=201)
         if request.method == "DELETE":
             self.kept.discard((await request.json())["preconditions"]["uid"])
@@ -257,7 +257,10 @@ class Altering(Refusing):
 
 @pytest.mark.parametrize(
     ("field", "told"),
-    [("labels", f"metadata.labels[{names.LABEL_JOB_UID}]"), ("ownerReferences", "metadata.ownerReferences")],
+    [
+        *((key, f"metadata.labels[{key}]") for key in (names.LABEL_JOB_UID, names.LABEL_APP)),
+        ("ownerReferences", "metadata.ownerReferences"),
+    ],
 )
 async def test_a_pod_that_a_policy_makes_a_strangers_is_told_and_not_kept(
     tmp_path: Path, field: str, told: str
