@@ -281,12 +281,13 @@ def name_taken(kind: str, name: str) -> ApiError:
 
 def find_alteration(made: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
     """What a new pod has not that was sent, and without which it is no worker; "" if it has all. Both are metadata."""
+    labels = made.get("labels") or {}
     lacking = [
-        f"labels[{key}]" for key, value in sent["labels"].items() if (made.get("labels") or {}).get(key) != value
+        f"labels[{key}]" for key, value in sent["labels"].items() if names.is_mark(key) and labels.get(key) != value
     ]
     if ownership.owner_of(made) != ownership.owner_of(sent):
         lacking.append("ownerReferences")
-    return ", ".join(f"metadata.{name}" for name in lacking if name == "ownerReferences" or names.GROUP in name)
+    return ", ".join(f"metadata.{name}" for name in lacking)
 
 
 def name_alteration(pod: str, lacking: str) -> ApiError:
