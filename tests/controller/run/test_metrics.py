@@ -9,7 +9,7 @@ import math
 import socket
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -559,47 +559,37 @@ class LongPage(metrics.Metrics):
         return (bytes(self.SIZE // 2), bytes(self.SIZE // 2))
 
 
-async def test_a_page_is_in_memory_once_however_many_read_it_slowly() -> None:
-    loop = asyncio.get_running_loop()
-    server = HttpServer(LongPage(), lambda: "", clock=lambda: START)
+async def measure_slow_readers(clock: Callable[[], float], count: int) -> tuple[int, int]:
+    """So many clients have taken the first line of the page: the bytes that are held then, and that were at most."""
+    loop, server = asyncio.get_running_loop(), HttpServer(LongPage(), lambda: "", clock=clock)
     port = await server.start("127.0.0.1", 0)
     tracemalloc.start()
     try:
         with contextlib.ExitStack() as stack:
-            for _ in range(16):
+            for _ in range(count):
                 one = stack.enter_context(socket.socket())
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 one.setblocking(False)
                 await loop.sock_connect(one, ("127.0.0.1", port))
                 await loop.sock_sendall(one, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
                 assert await loop.sock_recv(one, 15) == b"HTTP/1.1 200 OK"
-            assert server.connections == 16
-            assert tracemalloc.get_traced_memory()[0] < 2 * LongPage.SIZE
+            assert server.connections == count
+            return tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         await server.stop()
+
+
+async def test_a_page_is_in_memory_once_however_many_read_it_slowly() -> None:
+    held, _ = await measure_slow_readers(lambda: START, 16)
+    assert held < 2 * LongPage.SIZE
 
 
 async def test_who_reads_slowly_all_the_time_keeps_few_pages_in_memory() -> None:
     """A page is new each second, and whoever reads it has ten seconds for it."""
-    loop, times = asyncio.get_running_loop(), itertools.count(START)
-    server = HttpServer(LongPage(), lambda: "", clock=lambda: next(times))
-    port = await server.start("127.0.0.1", 0)
-    tracemalloc.start()
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(10):
-                one = stack.enter_context(socket.socket())
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                one.setblocking(False)
-                await loop.sock_connect(one, ("127.0.0.1", port))
-                await loop.sock_sendall(one, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
-                assert await loop.sock_recv(one, 15) == b"HTTP/1.1 200 OK"
-            assert server.connections == 10
-            assert tracemalloc.get_traced_memory()[1] < 4.5 * LongPage.SIZE
-    finally:
-        tracemalloc.stop()
-        await server.stop()
+    times = itertools.count(START)
+    _, most = await measure_slow_readers(lambda: next(times), 10)
+    assert most < 4.5 * LongPage.SIZE
 
 
 async def test_a_page_that_many_read_slowly_is_renewed_all_the_same() -> None:
