@@ -209,9 +209,13 @@ async def test_a_write_that_is_never_answered_is_told_while_others_are(
 
 
 class Away(Breaking):
-    """An API server that breaks off whatever it is asked."""
+    """An API server that breaks off whatever it is asked, while it is away."""
+
+    is_away = True
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if not self.is_away:
+            return await Refusing.answer(self, request)
         self.tries.append(time.monotonic())
         assert request.transport is not None
         request.transport.abort()
@@ -219,14 +223,23 @@ class Away(Breaking):
 
 
 async def test_a_server_that_was_away_is_not_told_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where it goes away again, after it has answered."""
     monkeypatch.setattr(controller, "TROUBLE_SECONDS", 0.1)
-    server = Away(QUOTA, 1)
-    async with server.running(tmp_path) as operator:
-        while len(server.tries) < 6:  # noqa: ASYNC110 - nobody sets an event
-            await asyncio.sleep(0.01)
-        loop = operator.controller._loops[KEY]
-        assert loop.troubled_since is not None, "it is seen"
-        assert (loop.last_trouble, loop.trouble) == (None, None), "and there is nothing to tell"
+    server = Away(QUOTA, 3, method="none")
+    server.stored["spec"]["runPolicy"] = {"suspend": True}  # so that its pass creates nothing
+    async with server.running(tmp_path) as operator, asyncio.timeout(60):
+        for _ in range(2):
+            server.tries.clear()
+            server.is_away = True
+            server.scale(operator)
+            while len(server.tries) < 6:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+            loop = operator.controller._loops[KEY]
+            assert loop.troubled_since is not None, "it is seen"
+            assert (loop.last_trouble, loop.trouble) == (None, None), "and there is nothing to tell"
+            server.is_away = False
+            while loop.troubled_since is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 class Altering(Refusing):
