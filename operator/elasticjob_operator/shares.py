@@ -40,33 +40,31 @@ class Room:
         return self._held
 
     def has_room(self, group: str, wanted: int = 1) -> bool:
-        if self._share is not None and self._held[group] + wanted > self._share:
-            return False
-        return has_room(self._held[group], self._taken, self.capacity, self._greed, wanted)
+        own = self._held[group]
+        return self._is_in_its_share(own + wanted) and has_room(own, self._taken, self.capacity, self._greed, wanted)
 
     def enter(self, group: str, wanted: int = 1) -> bool:
         """Take a slot, or so many; False if the group must wait for them."""
-        if not self.has_room(group, wanted):
-            self._forget_if_none(group)
-            return False
-        self._held[group] += wanted
-        self._taken += wanted
-        return True
+        return self._take(group, wanted, self.has_room(group, wanted))
 
     def has_room_again(self, group: str, wanted: int) -> bool:
         """Whether a group that had so many slots may have them: as many as it may have alone."""
         own = self._held[group]
-        is_there = self._taken + wanted <= self.capacity
+        is_there = self._taken + wanted <= self.capacity and self._is_in_its_share(own + wanted)
         return is_there and has_room(own, own, self.capacity, self._greed, wanted)
 
     def enter_again(self, group: str, wanted: int) -> bool:
         """The same for what was let in before: all of it fits again, in whatever order it comes."""
-        if not self.has_room_again(group, wanted):
-            self._forget_if_none(group)
-            return False
-        self._held[group] += wanted
-        self._taken += wanted
-        return True
+        return self._take(group, wanted, self.has_room_again(group, wanted))
+
+    def _is_in_its_share(self, count: int) -> bool:
+        return self._share is None or count <= self._share
+
+    def _take(self, group: str, wanted: int, may: bool) -> bool:
+        self._held[group] += wanted if may else 0
+        self._taken += wanted if may else 0
+        self._forget_if_none(group)
+        return may
 
     def leave(self, group: str, count: int = 1) -> None:
         """Release a slot, or so many."""

@@ -94,6 +94,11 @@ class Applier:
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
         self._refused: Recent[str, _Refused] = Recent(MOST_REMEMBERED)  # of what decides, by the job's UID
 
+    async def close(self) -> None:
+        """Begin nothing more, and send the events that wait."""
+        self._threads.close()
+        await self.recorder.close()
+
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carry out the plan. Raises ApiError if it has to be retried."""
         self._held.discard(job.key)

@@ -60,19 +60,13 @@ def is_refusal(error: ApiError) -> bool:
     return error.status in (400, 403, 413, 422) or error.reason in _TOLD_BY_REASON
 
 
-def explain_trouble(error: ApiError) -> tuple[str, str] | None:
-    """(reason, message) of a condition for an error that lasts; None if the API server was only away or busy."""
-    if error.status in (0, 429, 503):
+def explain_trouble(error: ApiError, *, answers_others: bool = False) -> tuple[str, str] | None:
+    """(reason, message) of a condition for an error that lasts; None if the API server was only away or busy.
+
+    `answers_others`: it has answered other requests since one of this job had no answer, so it is not away.
+    """
+    if error.status in (429, 503) or (error.status == 0 and not answers_others):
         return None
-    return _tell_trouble(error)
-
-
-def explain_silence(error: ApiError) -> tuple[str, str] | None:
-    """The same for a request without an answer, where the API server has answered others meanwhile: it is not away."""
-    return _tell_trouble(error) if error.status == 0 else None
-
-
-def _tell_trouble(error: ApiError) -> tuple[str, str]:
     return "WriteFailed", f"the API server does not take what the operator writes, which is tried again: {error}"
 
 

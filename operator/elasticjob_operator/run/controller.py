@@ -189,7 +189,7 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._threads.close()
-        await self._applier.recorder.close()
+        await self._applier.close()
 
     def notice(self, key: JobKey) -> None:
         """Something about this job may have changed: wake it, at once unless many have been woken in this turn.
@@ -260,6 +260,7 @@ class Controller:
         else:
             if not loop.is_held and not loop.keeps:
                 loop.troubled_since = loop.last_trouble = None
+                loop.unanswered_at = math.inf
                 if loop.trouble is not None:
                     loop.trouble, loop.dirty, loop.woken = None, True, time.monotonic()
                 if loop.problem is None:  # otherwise the API server keeps rejecting a write, which is retried
@@ -448,9 +449,7 @@ class Controller:
             is_known, loop.last_error = error is loop.last_error, error  # one that the applier holds back is told once
             logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
             loop.tries_one = True
-        trouble = refusals.explain_trouble(error)
-        if trouble is None and self._api.heard > loop.unanswered_at:  # since the last error of this job
-            trouble = refusals.explain_silence(error)
+        trouble = refusals.explain_trouble(error, answers_others=self._api.heard > loop.unanswered_at)
         loop.unanswered_at = time.monotonic() if error.status == 0 else math.inf
         loop.last_trouble = trouble or loop.last_trouble
         loop.troubled_since = time.monotonic() if loop.troubled_since is None else loop.troubled_since

@@ -188,9 +188,9 @@ class Metrics:
         if before is not None and after.generation < before.generation:  # a job that was made anew
             self.forget_job(job)
             before = None
-        self._jobs[job] = after = self._cut_parts(job, before, after)
         if job not in self._labels and self._room.enter(job[0]):
             self._labels[job] = f'{{namespace="{_escaped(job[0])}",job="{_escaped(job[1])}"}}'
+        self._jobs[job] = after = self._cut_parts(job, before, after)
         if after.told is not None and after.told.metrics and job in self._labels:
             self._name_metrics(job, after.told)
         if before is not None:  # otherwise it may have happened before this operator started
@@ -210,7 +210,7 @@ class Metrics:
         """With as much as the namespace has room for: a job keeps what it had when it has ended."""
         kept: dict[str, Any] = {}
         for kind, most in _PARTS.items():
-            room, found = self._parts[kind], getattr(after, kind)[:most]
+            room, found = self._parts[kind], getattr(after, kind)[: most if job in self._labels else 0]
             room.leave(job[0], 0 if before is None else len(getattr(before, kind)))
             while found and not room.enter(job[0], len(found)):
                 found = found[:-1]

@@ -71,7 +71,7 @@ async def test_a_job_with_a_world_does_not_wait_for_those_that_start(tmp_path: P
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
         passes = [*map(start, range(STARTING)), (TRAINS, regrouped)]
         await asyncio.gather(*(applier.apply(job, "1", plan, 0.0) for job, plan in passes))
-        await applier.recorder.close()
+        await applier.close()
     patched = f"PATCH {names.PLURAL}"
     assert server.asked.index(f"{patched} digits") <= 2, "after those that the server had already"
     # Each starting job has its pod before any of them has all of its writes.
@@ -98,7 +98,7 @@ async def test_thousands_of_deletions_are_begun_as_their_turns_come(tmp_path: Pa
         connected.leadership.lend(math.inf)
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
         await applier.apply(TRAINS, "1", Plan(TRAINS.status, delete=deletions), 0.0)
-        await applier.recorder.close()
+        await applier.close()
     assert len(begun) == 500, "one that is refused does not keep the others"
     assert max(begun) < 250
 
@@ -123,7 +123,7 @@ async def test_a_pod_that_the_api_server_does_not_delete_is_not_told_as_deleted(
         connected.leadership.lend(math.inf)
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
         await applier.apply(TRAINS, "1", plan, 0.0)
-        await applier.recorder.close()
+        await applier.close()
     assert events == told
 
 
@@ -160,7 +160,7 @@ async def test_no_pod_starts_without_what_guards_it(guard: Child, status: int, t
         else:
             assert outcome.problem is not None and outcome.is_blocking
             told = outcome.problem[1]
-        await applier.recorder.close()
+        await applier.close()
     assert not [line for line in server.asked if line.startswith("POST pods")]
     assert [line for line in server.asked if line.startswith(f"PATCH {names.PLURAL}")], "the user is told"
     if told and guard.kind is Kind.NETWORK_POLICY:
@@ -193,7 +193,7 @@ async def test_what_a_status_may_not_hold_is_left_out_and_told(tmp_path: Path) -
         applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
         for _ in range(3):
             await applier.apply(job, "1", plan, 0.0)
-        await applier.recorder.close()
+        await applier.close()
     assert ["progress" in status for status in sent] == [True, False, False, False], "it is not tried again"
     assert all(status["phase"] == "Complete" for status in sent)
     assert len(events) == 1 and "status.progress" in events[0]
@@ -226,7 +226,7 @@ async def test_a_status_that_decides_is_tried_rarely_and_told(tmp_path: Path) ->
             with pytest.raises(ApiError):
                 await applier.apply(TRAINS, "2", plan, 60.0 * minute)
         assert 100 < tried < 200
-        await applier.recorder.close()
+        await applier.close()
     assert len([told for told in events if "the job waits" in told and "status.rendezvous" in told]) == 1
 
 
@@ -272,7 +272,7 @@ async def test_a_job_that_breaks_a_rule_is_told_once_and_begins_nothing_new(tmp_
         assert (await applier.apply(job, "2", trained(1201), 120.1)).again_at is None
         assert len(tried) == 8, "what has changed is tried at once"
         assert len(directed) == 2
-        await applier.recorder.close()
+        await applier.close()
     assert len(events) == 1 and "until its spec is mended" in events[0] and "above maxReplicas" in events[0]
 
 
@@ -301,7 +301,7 @@ async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_pa
         for _ in range(3):
             outcome = await applier.apply(job, "1", replace(made, set_replicas=None, status=job.status), 0.0)
             assert outcome.problem is None
-        await applier.recorder.close()
+        await applier.close()
     assert [[v["name"] for v in body["spec"]["volumes"]] for body in sent] == 3 * [[names.VOLUME_TOKEN]]
     assert refused == 1
 
@@ -336,4 +336,4 @@ async def test_the_large_statuses_of_one_namespace_delay_no_others(
         finally:
             may_end.set()
             await asyncio.gather(*greedy)
-            await applier.recorder.close()
+            await applier.close()

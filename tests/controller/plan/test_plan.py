@@ -208,6 +208,7 @@ def test_what_is_none_of_our_business(job: Job, reason: str) -> None:
 
 
 TRAINS = [api.Condition(type="Running", status="True", reason="WorldRunning")]
+TRAINED = {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()}
 SUSPENDED = [
     api.Condition(type="Running", status="False", reason="Suspended"),
     api.Condition(type="Suspended", status="True", reason="Suspended"),
@@ -218,7 +219,7 @@ SUSPENDED = [
     ("before", "pods", "held_by", "expected", "told"),
     [
         pytest.param(
-            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            TRAINED,
             (),
             ("a.example/one",),
             ("False", "Pending", 0, 0),
@@ -226,7 +227,7 @@ SUSPENDED = [
             id="its pods are gone",
         ),
         pytest.param(
-            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            TRAINED,
             (make_pod(0), make_pod(1, deleting=NOW + 5)),
             ("foregroundDeletion", "a.example/one", "b.example/two"),
             ("False", "Pending", 0, 0),
@@ -234,7 +235,7 @@ SUSPENDED = [
             id="a pod goes",
         ),
         pytest.param(
-            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            TRAINED,
             (make_pod(0), make_pod(1)),
             ("a.example/one",),
             ("True", "Running", 2, 2),
@@ -250,7 +251,7 @@ SUSPENDED = [
             id="a pod is gone, of which the status has no member",
         ),
         pytest.param(
-            {"phase": "Running", "conditions": TRAINS, "ready_replicas": 2, "rendezvous": make_world()},
+            TRAINED,
             (),
             ("foregroundDeletion",),
             ("False", "Pending", 0, 0),

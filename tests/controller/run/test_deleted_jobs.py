@@ -108,6 +108,9 @@ class SlowApplier:
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
         self.begun, self.now, self.most = asyncio.Event(), 0, 0
 
+    async def close(self) -> None:
+        await self.recorder.close()
+
     def wait_until(self, job: Job, made: Plan, now: float) -> float:
         return now
 

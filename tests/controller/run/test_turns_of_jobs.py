@@ -52,6 +52,9 @@ class Nothing:
         self.served, self.recorder = Served(), recorder
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
 
+    async def close(self) -> None:
+        await self.recorder.close()
+
     def wait_until(self, job: Job, made: Plan, now: float) -> float:
         return now
 
