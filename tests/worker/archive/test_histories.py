@@ -503,6 +503,33 @@ def test_a_save_that_a_prune_counts_on_is_not_withdrawn() -> None:
     assert not [name for name in contents.objects if "/garbage/" in name and "prune" in name], "agents finish what ends"
 
 
+def test_a_save_that_is_made_again_in_the_same_second_stays() -> None:
+    """An object of the first one goes, and the manifest of the second one has the same name."""
+    rng = random.Random(16)
+    contents, pods = Contents(), Pods(rng)
+    files = FaultyFiles(contents, rng)
+    leader, sender = Leader(connect(files), "uid", 1, 2, lambda: "now"), Sender(connect(files), pods.chunks.get, 1e12)
+    put = files.pipe_file
+
+    def put_and_lose(path: str, data: bytes) -> None:
+        put(path, data)
+        if "/saves/" in path:
+            files.pipe_file = put  # type: ignore[method-assign]
+            contents.objects.pop(next(name for name in contents.objects if "/objects/" in name))
+
+    def send(shares: Mapping[int, Sequence[Object]]) -> None:
+        for objects in shares.values():
+            sender.send(objects, lambda: False, hurry=True)
+
+    files.pipe_file = put_and_lose  # type: ignore[method-assign]
+    record = pods.make_record(1, 1)
+    with pytest.raises(LostError):
+        leader.save(record, 1, lambda missing: dict.fromkeys(missing, (0,)), send)
+    sender.forget()
+    leader.save(record, 1, lambda missing: dict.fromkeys(missing, (0,)), send)
+    assert find_whole(contents, pods) == [(1, 1)]
+
+
 @pytest.mark.parametrize("folder", ["garbage", "objects"])
 def test_a_save_that_is_made_twice_counts_once(folder: str) -> None:
     """The store does not answer once the manifest is there. The time in the second one is another."""

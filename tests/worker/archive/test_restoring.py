@@ -20,10 +20,12 @@ from elasticjob.archive.storage import Storage
 from elasticjob.archive.writing import Leader, Sender
 from elasticjob.peers import chunks
 from elasticjob.peers.chunks import digest_of
+from elasticjob.peers.entering import Place
 from elasticjob.peers.last_tier import Saved
 from elasticjob.peers.records import CHUNK_BYTES, File, Record
+from elasticjob.peers.transport import PeerError
 from worker.peers import gang as gangs
-from worker.peers.gang import Gang, wait_for
+from worker.peers.gang import Gang, limit_names, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,6 +55,24 @@ def enter(gang: Gang, storage: Storage, size: int) -> None:
     assert gang.enter(*pods) == [True] * size
     for pod in pods:
         assert pod.read() == {**FILES, **SMALL}
+
+
+def test_where_a_pod_cannot_have_the_only_save_that_is_told(
+    gang: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is not waited for another one, as if there were none."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / (name := "a-name-of-" + 190 * "x")).write_bytes(b"1")
+    storage = Storage(f"file://{tmp_path}/store/other")
+    commands.push(storage, tmp_path / "source", 1)
+    pod = gang.pod(archive=env.Archive(f"file://{gang.folder}/store/uid", "uid", origin=(storage.url, None)))
+    limit_names(monkeypatch, pod.path, 143)
+    over = threading.Event()
+    patience = threading.Timer(gangs.PATIENCE, over.set)
+    patience.start()
+    with pytest.raises(PeerError, match=name[:80]):
+        pod.keeper.enter(gangs.FakeStore(), Place(1, 0, 1), over.is_set)
+    patience.cancel()
 
 
 class Counted:

@@ -179,6 +179,20 @@ def test_a_log_of_which_lines_come_seldom_is_told_all_the_time(seen: Seen) -> No
     assert set(told[31:]) == {"'run/step-1.bin', beside which 'run/epochs.csv' is always being written"}
 
 
+def test_a_file_that_was_finished_and_is_held_open_is_told(seen: Seen) -> None:
+    """A database, or a mapped file, from which the script reads."""
+    (seen.path / "run").mkdir()
+    (seen.path / "run" / "index.db").write_bytes(b"all")
+    seen.look(0)
+    assert set(seen.look(10).written) == {"run/index.db"}
+    told = set()
+    with (seen.path / "run" / "index.db").open("r+b"):
+        (seen.path / "run" / "step-1.bin").write_bytes(b"all")
+        for second in range(20, 1000, 10):
+            told.add(seen.look(second).held)
+    assert told == {"", "'run/step-1.bin', beside which 'run/index.db' is always being written"}
+
+
 def test_files_without_an_end_are_told_too(seen: Seen) -> None:
     (seen.path / "run").mkdir()
     (seen.path / "run" / "step-1.bin").write_bytes(b"all")
