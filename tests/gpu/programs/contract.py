@@ -58,19 +58,23 @@ def synchronize_stream() -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def within(seconds: float, function: Callable[[], Any]) -> tuple[bool, threading.Thread]:
-    """Whether it returns in this time; the thread in which it does."""
+def within(seconds: float, function: Callable[[], Any]) -> tuple[bool | str, threading.Thread]:
+    """Whether it returns in this time, or what it raises; the thread in which it does."""
+    found: list[bool | str] = [False]
 
     def run() -> None:
         if not DRY:
             torch.cuda.set_device(device)
-        with contextlib.suppress(Exception):
+        try:
             function()
+            found[0] = True
+        except Exception as error:
+            found[0] = f"{type(error).__name__}: {error}"
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return not thread.is_alive(), thread
+    return found[0], thread
 
 
 def attempt(event: str, function: Callable[[], Any], **values: Any) -> bool:

@@ -307,6 +307,7 @@ class LocalWorkers:
         quiet_for = self._looks.quiet_seconds()
         workers = self.find_workers()
         self._looks.take(self._server, workers.values(), detailed=True)  # answered while the stacks are collected
+        in_state_d = {pid for pid in workers.values() if work.measure(pid).waits_for_disk}
         dumps = self._looks.collect_stacks(self._server, workers)
         self._looks.await_details(self._server, workers.values(), DETAILS_SECONDS)
         places = {rank: stacks.find_places(stacks.find_main_stack(text)) for rank, text in dumps.items()}
@@ -323,7 +324,8 @@ class LocalWorkers:
         text = text if stalled is None else f"no step for {stalled:.0f} s after step {step}"
         place = None if chosen is None else hang.find_own_place(places[chosen])
         text = text if place is None else f"{text}, at {place}"
-        if chosen is not None and work.measure(workers[chosen]).waits_for_disk:
+        # One look may meet a short read, of a loader for example.
+        if chosen is not None and workers[chosen] in in_state_d and work.measure(workers[chosen]).waits_for_disk:
             text = f"{text}, {work.IN_STATE_D}"
         failure = wire.Failure(
             generation=generation,

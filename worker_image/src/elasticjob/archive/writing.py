@@ -158,6 +158,7 @@ class Leader:
             raise
         self._places |= sent
         self._saves[name] = made
+        self._doubtful.discard(name)  # the same bytes again: it counts now
         self._has_saved = True
         self._withdraw()
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -123,14 +124,19 @@ class Directory:
     def _find_held(self, now: float, unknown: Collection[str]) -> str:
         """One of these files that rests, and what is always being written in its entry. Says the same at each look."""
         files, before = self._watch.files, self._held
-        busy = [path for path in unknown if entry_of(path) in self._unready]  # others cannot be read, or are cut off
+        # Others cannot be read, or are cut off. One that is open for writing may be known.
+        suspects = {*unknown, *(self._open & files.keys())} if unknown else ()
+        busy = {path for path in suspects if entry_of(path) in self._unready}
         self._held = {path: before.get(path, _Held(now, now, files[path])).look(now, files[path]) for path in busy}
         resting = {path for path in busy if now - self._held[path].since >= _HELD_SECONDS} - self._open
+        moving: dict[str, list[str]] = {}  # by entry
+        for path in sorted(busy - resting):
+            moving.setdefault(entry_of(path), []).append(path)
         for path in sorted(resting, key=lambda one: (self._held[one].since, one)):
-            others = {one for one in set(busy).difference(resting) if entry_of(one) == entry_of(path)}
-            old = sorted(one for one in others if now - self._held[one].began >= _HELD_SECONDS)
-            if others:
-                what = f"{old[0][:_MOST_TOLD]!r} is" if old else "new files are"
+            if others := moving.get(entry_of(path)):
+                ages = {one: math.inf if self._is_known(one) else now - self._held[one].began for one in others}
+                old = next((one for one in others if ages[one] >= _HELD_SECONDS), "")
+                what = f"{old[:_MOST_TOLD]!r} is" if old else "new files are"
                 return f"{path[:_MOST_TOLD]!r}, beside which {what} always being written"
         return ""
 
