@@ -192,7 +192,7 @@ def _delete(
     note = _write_down(storage, doomed | taken)
     for name in theirs:
         storage.delete(f"{layout.GARBAGE}/{name}")
-    told |= reading.find_told(storage, lambda name: not note.endswith(name))[0]
+    told |= reading.find_told(storage, lambda name: f"{layout.GARBAGE}/{name}" != note)[0]
     stock, again = _plan(storage, keep, told, known)
     doomed &= again
     _delete_all(storage, note, [f"{layout.SAVES}/{name}" for name in sorted(doomed.saves)])

@@ -75,11 +75,9 @@ class Restorer:
         if mine or self._origin is None or (lost and reading.find_saves(storage, most=1)):
             return [Saved(self._url, name, save.record) for name, save in mine]
         url, step = self._origin
-
-        def is_wanted(save: Save) -> bool:
-            return step in {None, save.step} and _adopt(save.record).name not in lost
-
-        theirs = reading.find_saves(Storage(url, self._credentials, ORIGIN), most=_MOST, is_wanted=is_wanted)
+        theirs = reading.find_saves(
+            Storage(url, self._credentials, ORIGIN), step, _MOST, lambda save: _adopt(save.record).name not in lost
+        )
         if not theirs:
             what = "no whole save" if step is None else f"no whole save of step {step}"
             raise NothingThereError(

@@ -14,7 +14,7 @@ from typing import Final
 from elasticjob.peers.records import entry_of
 
 QUIET: Final = 1.0  # seconds
-_LONGEST: Final = 30.0  # seconds that a save may take; what changes for longer is a log, which holds nothing up
+_LONGEST: Final = 30.0  # seconds that a save may take; what changes for longer is a log, which holds nothing else up
 _TEMPORARY: Final = ("tmp", "temp")  # beginnings
 _PARTIAL: Final = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".swp", "~")  # ends
 

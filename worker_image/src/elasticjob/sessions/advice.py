@@ -83,11 +83,15 @@ def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
-def judge_outside(optimizer: torch.optim.Optimizer) -> str:
-    """What is wrong with a step of an optimizer that trains other parameters than the session's model."""
+def judge_outside(optimizer: torch.optim.Optimizer, *, is_virtual: bool = False) -> str:
+    """What is wrong with a step of an optimizer that trains other parameters than the session's model.
+
+    `is_virtual`: with virtual ranks, whose gradients no script can add up itself.
+    """
+    unless = "" if is_virtual else ", unless the script does that"
     return (
         f"{type(optimizer).__name__} trains parameters that are not of the session's model: nobody adds their gradients"
-        " up over the ranks, so each rank trains others, unless the script does that. Make one model of all modules"
+        f" up over the ranks, so each rank trains others{unless}. Make one model of all modules"
         " that are trained, such as torch.nn.ModuleDict, whose forward() calls them, and call session.model. Parameters"
         " of no module, such as weights of losses, can be attributes of the model."
     )

@@ -3,6 +3,8 @@
 The script of a joiner has not come to the point at which those of the others have added them, and may never come there:
 `if epoch == 2`. So the others name their parameters, and the joiner adds them before it takes the state. A script that
 comes there later, or again in a step that is repeated, adds a group that is there already: that changes nothing.
+
+And parameters of no module, which only an optimizer has, such as weights of losses: a joiner gets their values too.
 """
 
 from __future__ import annotations

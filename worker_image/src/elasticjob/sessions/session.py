@@ -641,7 +641,7 @@ class Session:
             known = [self.optimizer, *self._further]
             for one in known:
                 if not self._memory.is_of_model(one):
-                    raise ConfigurationError(judge_outside(one))
+                    raise ConfigurationError(judge_outside(one, is_virtual=True))
             self._memory.virtual = VirtualRanks(
                 self.model, self.sampler, growth=self._growth, send=fixed, optimizers=known
             )
