@@ -294,22 +294,25 @@ class LightPod:
             states[at] = states[at].changed(**changes)
             await self._report()
 
-    async def _tell(self, reason: str, message: str) -> None:
+    async def _tell(self, reason: str, message: str) -> bool:
+        """Whether the event could be written."""
         about = {"kind": "Pod", "namespace": self.namespace, "name": self.name, "uid": self.uid}
         body = {
             "metadata": {"generateName": "light-"}, "involvedObject": about, "type": "Warning", "reason": reason,
             "message": message, "lastTimestamp": status.timestamp(time.time()), "source": {"component": "kubelet"},
         }  # fmt: skip
-        with contextlib.suppress(*TROUBLE):
+        try:
             await self.api.request("POST", f"/api/v1/namespaces/{self.namespace}/events", body)
+        except TROUBLE:
+            return False
+        return True
 
     # What a pod needs.
 
     async def _mount(self) -> None:
         told = ""
         while why := await self._find_unmounted():
-            if why != told:
-                await self._tell("FailedMount", why)
+            if why != told and await self._tell("FailedMount", why):
                 told = why
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -70,6 +70,16 @@ def judge_words(made: Made, status: Raw, cluster: Iterable[str]) -> str:
     return f"it names none of {', '.join(made.told) or 'the words of its manifest'}: {text}"
 
 
+def judge_silence(answered: bool, said: str, watched_seconds: float) -> str:
+    """What is wrong with a job that neither trains nor tells why.
+
+    `answered`: whether it did once, and `said` is the last of that; one that never did may do so within the minute.
+    """
+    if answered:
+        return f"it says no more why: {said}"
+    return "silent" if watched_seconds >= SILENT_SECONDS else ""
+
+
 def is_warned(made: Made, status: Raw) -> bool:
     return any(word in _read_warning(status) for word in made.warned)
 

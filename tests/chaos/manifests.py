@@ -254,25 +254,25 @@ class _Run:
         return first is not None and now - manifest_judge.find_last_step(first) <= self.watch_seconds
 
     def _judge(self, watched: Watched) -> None:
-        made, wrong = watched.made, ""
+        made = watched.made
         told = manifest_judge.read_told(watched.status)
         end = TRAINS if watched.trained and watched.last in (TRAINS, SILENT) else watched.last
-        if watched.answered is None:
-            wrong = "silent" if self.watch_seconds >= manifest_judge.SILENT_SECONDS else ""
-        elif made.has_to_train and not watched.trained:
+        if watched.answered is not None and made.has_to_train and not watched.trained:
             wrong = "it has to train"
-        elif made.warned and not manifest_judge.is_warned(made, watched.status):
+        elif watched.answered is not None and made.warned and not manifest_judge.is_warned(made, watched.status):
             wrong = f"it warns of none of {', '.join(made.warned)}"
         elif end == TOLD:
             wrong = manifest_judge.judge_words(made, watched.status, self.known)
-        if end == SILENT and not wrong:
-            wrong = f"it says no more why: {watched.said}"
+        elif end == SILENT:
+            wrong = manifest_judge.judge_silence(watched.answered is not None, watched.said, self.watch_seconds)
+        else:
+            wrong = ""
         self.outcome.ends[end] += 1
         self.outcome.reasons.update({reason for reason, _ in told} if end == TOLD else ())
         if wrong:
             conditions = [c for c in watched.status.get("conditions") or () if c.get("message")]
             text = "; ".join(f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in conditions)
-            line = f"{made.namespace}/{watched.name} {', '.join(made.parts)}: {manifest_judge.shorten(wrong)}"
+            line = f"{', '.join(made.parts)}: {manifest_judge.shorten(wrong)}: {made.namespace}/{watched.name}"
             self.outcome.violations.append(f"{line} [{manifest_judge.shorten(text)}] {json.dumps(made.body['spec'])}")
             print("WRONG", self.outcome.violations[-1], flush=True)
 

@@ -15,11 +15,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 def test_jobs_as_people_write_them(cluster_factory: Callable[..., Cluster], tmp_path: Path) -> None:
     report = manifests.run(5, 12, tmp_path, texts=0, start=cluster_factory, watch_seconds=25.0)
-    assert not report.violations, "\n\n".join(report.violations)
+    if report.violations:
+        pytest.fail("\n\n".join(report.violations), pytrace=False)
     assert report.faults, "some do not train"
 
 
 @pytest.mark.long
 def test_manifests_as_people_have_written_them(cluster_factory: Callable[..., Cluster], tmp_path: Path) -> None:
     report = manifests.run(6, len(manifest_texts.TEXTS), tmp_path, start=cluster_factory)
-    assert not report.violations, "\n\n".join(report.violations)
+    if report.violations:
+        pytest.fail("\n\n".join(report.violations), pytrace=False)

@@ -70,6 +70,18 @@ def test_words(job: Made, message: str, is_wrong: bool) -> None:
     assert bool(manifest_judge.judge_words(job, status, ["light-0"])) is is_wrong
 
 
+@pytest.mark.parametrize(
+    ("answered", "watched_seconds", "wrong"),
+    [
+        pytest.param(True, 25.0, "it says no more why: WriteFailed", id="it said why once"),
+        pytest.param(False, 25.0, "", id="the watch was too short to say that it is silent"),
+        pytest.param(False, 70.0, "silent", id="never a word"),
+    ],
+)
+def test_a_job_that_says_nothing(answered: bool, watched_seconds: float, wrong: str) -> None:
+    assert manifest_judge.judge_silence(answered, "WriteFailed", watched_seconds) == wrong
+
+
 def test_a_job_that_is_gone_has_said_it_in_an_event() -> None:
     event = {"type": "Warning", "reason": "InvalidTemplate", "message": "x", "involvedObject": {"kind": "ElasticJob"}}
     pod, good = {**event, "involvedObject": {"kind": "Pod"}}, {**event, "type": "Normal"}
