@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -131,6 +130,8 @@ def main() -> int:
     parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
     parser.add_argument("--scripts", type=int, default=500, help="training scripts that are drawn")
+    parser.add_argument("--from", type=int, default=0, dest="scripts_from", help="the first of them that is run")
+    parser.add_argument("--scripts-minutes", type=float, help="begin none of them after so long")
     parser.add_argument("--device-histories", type=int, default=200, help="of losses over a model of NCCL")
     parser.add_argument("--memory-histories", type=int, default=200, help="of checkpoints that peers hold")
     parser.add_argument("--archive", action="store_true", help="memory: with an archive behind the peers")
@@ -158,7 +159,11 @@ def main() -> int:
         if "curve" in suites:
             reports.append(curve.run(args.seed, args.curve_histories, args.curve_agent_histories, directory))
         if "scripts" in suites:
-            reports.append(scripts.run(args.seed, args.scripts, side_by_side=args.side_by_side or os.cpu_count() or 1))
+            side_by_side, minutes = scripts.choose_side_by_side(args.side_by_side), args.scripts_minutes
+            first = args.scripts_from
+            reports.append(
+                scripts.run(args.seed, args.scripts, side_by_side=side_by_side, first=first, minutes=minutes)
+            )
         if "devices" in suites:
             reports.append(devices.run(args.seed, args.device_histories, directory))
         if "memory" in suites:

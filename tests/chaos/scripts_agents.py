@@ -13,6 +13,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from chaos import scripts_judge
 from chaos.scripts_judge import Run, Suspend
 from chaos.scripts_text import STEPS
 from chaos.sessions import Event
+from worker import warm_pods
 from worker.fake_hub import FakeHub
 from worker.fake_pods import Pod, Pods, Steps
 
@@ -46,6 +48,19 @@ def find_left(folder: Path) -> list[str]:
         time.sleep(0.05)
     left = [f"one of {', '.join(those)}" for those in find_processes(folder).values() if len(those) > 1]
     return left + [f"the file {path}" for path in (folder / "tmp").iterdir()]
+
+
+@dataclass(frozen=True)
+class Start:
+    """How pods are started."""
+
+    warm: bool = True  # forked, with the imports of an agent made
+    header: Path | None = None  # of a script, of which the imports are made too
+
+
+def prepare(header: Path) -> None:
+    """Make the imports of pods, once for all processes that are forked from this one."""
+    warm_pods.shared("agent", header)
 
 
 class Stage:
@@ -142,14 +157,21 @@ class Stage:
         return f"exit codes {wrong}" if wrong else ""
 
 
-def run(text: str, folder: Path, size: int, events: Sequence[tuple[int, float, Event]], done: list[str]) -> Run:
+def run(
+    text: str,
+    folder: Path,
+    size: int,
+    events: Sequence[tuple[int, float, Event]],
+    done: list[str],
+    start: Start = Start(),
+) -> Run:
     """Run the script while its world changes, and wait for its end."""
     (folder / "tmp").mkdir(parents=True)
     (folder / "pods").mkdir()
     script = folder / "train.py"
     script.write_text(text)
     result = Run()
-    with FakeHub(size=size) as hub, Pods(folder / "pods", hub.url) as pods:
+    with FakeHub(size=size) as hub, Pods(folder / "pods", hub.url, warm=start.warm, header=start.header) as pods:
         stage = Stage(hub, pods, script, folder)
         try:
             stage.start(size)

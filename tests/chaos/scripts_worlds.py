@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
+import runpy
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import chaos.endings  # noqa: F401 - before what registers functions at exit: its own is to be the last one
@@ -24,6 +27,7 @@ from chaos import scripts_agents, scripts_judge
 from chaos.curve_worlds import act
 from chaos.scripts_features import RESTART
 from chaos.scripts_judge import Run
+from chaos.scripts_streams import Answer, Order, work_through
 from chaos.scripts_text import HEADER, STEPS, Script, draw, draw_with
 from chaos.sessions import Event, make_schedule
 from elasticjob.diagnose.verify import start_server
@@ -75,8 +79,10 @@ def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, 
     return result
 
 
-def check(server: ForkServer, script: Script, folder: Path, changes: int, with_agents: bool) -> dict[str, object]:
-    """Run a script in all its forms, and say what was wrong."""
+def check(
+    server: ForkServer, script: Script, folder: Path, changes: int, start: scripts_agents.Start | None
+) -> dict[str, object]:
+    """Run a script in all its forms, and say what was wrong. `start`: how pods of its agents start, if it has any."""
     folder.mkdir(parents=True)
     wrong: list[str] = []
     done: dict[str, list[str]] = {}
@@ -88,8 +94,8 @@ def check(server: ForkServer, script: Script, folder: Path, changes: int, with_a
     for form, text in script.texts.items() if not wrong else ():
         size, events = plan(script.seed, changes)
         told = done.setdefault(form, [])
-        if with_agents:
-            found = scripts_agents.run(text, folder / form, size, events, told)
+        if start is not None:
+            found = scripts_agents.run(text, folder / form, size, events, told, start)
         else:
             found = run(server, text, folder / form, size, events, told)
         differences = scripts_judge.compare(found, reference, STEPS, script.tolerance)
@@ -98,31 +104,69 @@ def check(server: ForkServer, script: Script, folder: Path, changes: int, with_a
     return {"seed": script.seed, "script": str(script), "forms": list(script.texts), "done": done, "violations": wrong}
 
 
+def choose_start(seed: int, agents: int, header: Path) -> scripts_agents.Start | None:
+    """How a script's pods are started: each `agents`th script has some, and of ten such, two make imports themselves.
+
+    Pure. An import of torch's distributed parts in each agent takes longer than the training.
+    """
+    if agents <= 0 or seed % agents:
+        return None
+    kinds = {0: scripts_agents.Start(), 5: scripts_agents.Start(warm=False)}
+    return kinds.get(seed // agents % 10, scripts_agents.Start(header=header))
+
+
+def list_orders(args: argparse.Namespace) -> list[Order]:
+    if args.each:
+        return [{"seed": args.seed, "with": name} for name in args.each]
+    return [{"seed": seed} for seed in args.only or range(args.seed, args.seed + args.scripts)]
+
+
+def draw_orders(args: argparse.Namespace) -> Iterator[Order]:
+    """The scripts to run, until the time is over."""
+    ends = math.inf if args.minutes is None else time.monotonic() + 60 * args.minutes
+    for number, order in enumerate(list_orders(args)):
+        if time.monotonic() > ends:
+            return
+        yield order | {"number": number}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos.scripts_worlds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scripts", type=int, default=500)
     parser.add_argument("--changes", type=int, default=3)
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth of these seeds")
     parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
     parser.add_argument("--each", nargs="*", default=(), help="one plain script with each of these features, instead")
     parser.add_argument("--agents", type=int, default=0, metavar="N", help="every Nth seed under real agents")
+    parser.add_argument("--streams", type=int, default=1, metavar="N", help="scripts at a time")
+    parser.add_argument("--minutes", type=float, help="begin no script after so long")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts and what they wrote")
     args = parser.parse_args(argv)
     failed, owner, folder = False, os.getpid(), Path(tempfile.mkdtemp(prefix="scripts-"))
+    header = folder / "header.py"
+
+    def make(stack: ExitStack) -> Callable[[Order], Answer]:
+        server = stack.enter_context(start_server([str(header)]))
+
+        def work(order: Order) -> Answer:
+            began = time.monotonic()
+            script = draw_with(order["seed"], order["with"]) if "with" in order else draw(order["seed"])
+            place = (args.keep or folder) / f"{order['number']}-{script.seed}"
+            found = check(server, script, place, args.changes, choose_start(script.seed, args.agents, header))
+            return found | {"seconds": round(time.monotonic() - began, 1)}
+
+        return work
+
     try:
-        header = folder / "header.py"
         header.write_text(HEADER + "import fsspec.core\n")  # as the first save does, in each process
-        with start_server([str(header)]) as server:
-            drawn = (draw(seed) for seed in args.only or range(args.seed, args.seed + args.scripts, args.every))
-            for number, script in enumerate([draw_with(args.seed, name) for name in args.each] or drawn):
-                began = time.monotonic()
-                agents = args.agents > 0 and script.seed % args.agents == 0
-                place = (args.keep or folder) / f"{number}-{script.seed}"
-                found = check(server, script, place, args.changes, agents)
-                failed = failed or bool(found["violations"])
-                sys.stdout.write(json.dumps(found | {"seconds": round(time.monotonic() - began, 1)}) + "\n")
-                sys.stdout.flush()
+        runpy.run_path(str(header))  # here, for all streams
+        orders = list_orders(args)
+        if any(choose_start(order["seed"], args.agents, header) for order in orders):
+            scripts_agents.prepare(header)
+        for found in work_through(draw_orders(args), min(args.streams, len(orders)), make):
+            failed = failed or bool(found["violations"])
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
     finally:
         if os.getpid() == owner:  # and not a process that was forked here, and has ended
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 from chaos import scripts
 from chaos import scripts_features as features
 from chaos.scripts import run
+from chaos.scripts_agents import Start
 from chaos.scripts_features import DDP, FEATURES, FSDP, RESTART, VIRTUAL
 from chaos.scripts_judge import Run, Suspend, check_suspends, compare, find_differences
 from chaos.scripts_text import draw, write
-from chaos.scripts_worlds import LARGEST, plan
+from chaos.scripts_worlds import LARGEST, choose_start, draw_orders, plan
 from chaos.sessions import LOSSES
 from worker.gang_helper import clean_environment
 
@@ -69,20 +71,76 @@ has_ended = {has_ended}
     assert ended.stdout.decode() == said
 
 
-def test_scripts_run_side_by_side_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting = threading.Barrier(3)
-
+def test_a_piece_of_the_scripts_says_with_which_one_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run_worlds(*arguments: str, module: str) -> Iterator[dict[str, Any]]:
-        options = dict(zip(arguments[::2], map(int, arguments[1::2]), strict=True))
-        first, end = options["--seed"], options["--seed"] + options["--scripts"]
-        meeting.wait(60)
-        for seed in range(first, end, options["--every"]):
+        options = dict(zip(arguments[::2], map(float, arguments[1::2]), strict=True))
+        assert options == {"--seed": 110, "--scripts": 400, "--agents": 5, "--streams": 3, "--minutes": 2}
+        for seed in (111, 110, 112):  # as they end
             found = {"script": f"seed {seed}", "seconds": 1.0, "forms": [], "done": {"restart": ["grow"]}}
-            yield found | {"violations": ["a mistake"] if seed == 11 else []}
+            yield found | {"violations": ["a mistake"] if seed == 111 else []}
 
     monkeypatch.setattr(scripts, "run_worlds", run_worlds)
-    report = run(10, 8, side_by_side=3)
-    assert (report.histories, report.faults, report.violations) == (8, 8, ["seed 11: a mistake"])
+    report = run(10, 500, side_by_side=3, first=100, minutes=2.0)
+    assert (report.histories, report.faults, report.violations) == (3, 3, ["seed 111: a mistake"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {name: told[name] for name in ("from", "next", "of")} == {"from": 100, "next": 103, "of": 500}
+
+
+def test_no_script_is_begun_after_the_time() -> None:
+    args = argparse.Namespace(seed=7, scripts=3, only=None, each=(), minutes=None)
+    assert [order["seed"] for order in draw_orders(args)] == [7, 8, 9]
+    args.minutes = -1.0
+    assert list(draw_orders(args)) == []
+
+
+@pytest.mark.parametrize(
+    ("seed", "agents", "expected"),
+    [
+        pytest.param(0, 0, None, id="no agents"),
+        pytest.param(7, 5, None, id="not one with agents"),
+        pytest.param(0, 5, Start(), id="agents that make the imports of a script"),
+        pytest.param(25, 5, Start(warm=False), id="agents that are new interpreters"),
+        pytest.param(30, 5, Start(header=Path("header")), id="agents with the imports of a script made"),
+    ],
+)
+def test_a_share_of_the_agents_makes_imports_itself(seed: int, agents: int, expected: Start | None) -> None:
+    assert choose_start(seed, agents, Path("header")) == expected
+
+
+_STREAMS = """
+import os, sys, time
+from pathlib import Path
+from chaos.scripts_streams import work_through
+
+folder, dies = Path(sys.argv[1]), sys.argv[2] == "dies"
+
+def make(stack):
+    (folder / str(os.getpid())).touch()
+    def work(order):
+        while len(list(folder.iterdir())) < 3:  # all work at a time
+            time.sleep(0.01)
+        if dies and order["number"] == 4:
+            os._exit(9)
+        return order | {"pid": os.getpid()}
+    return work
+
+for answer in work_through(({"number": number} for number in range(7)), 3, make):
+    assert answer["pid"] != os.getpid()
+    print(answer["number"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_streams_work_side_by_side_and_none_is_lost_unseen(tmp_path: Path, dies: bool) -> None:
+    command = [sys.executable, "-c", _STREAMS, str(tmp_path), "dies" if dies else "lives"]
+    ended = subprocess.run(command, check=False, env=clean_environment(), timeout=120, capture_output=True, text=True)
+    assert (ended.returncode == 0) is not dies, ended.stderr
+    if dies:
+        assert "StreamFailedError" in ended.stderr
+    else:
+        assert sorted(map(int, ended.stdout.split())) == [*range(7)]
 
 
 def test_every_feature_is_drawn_and_every_script_is_python() -> None:

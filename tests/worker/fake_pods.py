@@ -122,12 +122,23 @@ def thread_states(pid: int) -> list[str]:
 
 
 class Pods:
-    """Starts pods and ends them all. `warm` forks them from a process that has made their imports already."""
+    """Starts pods and ends them all. `warm` forks them from a process that has made their imports already.
 
-    def __init__(self, folder: Path, hub_url: str | None, subnet: int | None = None, warm: bool = True) -> None:
+    `header`: a program that this process has run before it forks them, for its imports.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hub_url: str | None,
+        subnet: int | None = None,
+        warm: bool = True,
+        header: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.hub_url = hub_url
         self.warm = warm
+        self._header = header
         self.pods: dict[str, Pod] = {}
         self._numbers = itertools.count(2)
         # A subnet of one's own, so that tests that run side by side do not meet, in other processes or in this one.
@@ -193,7 +204,7 @@ class Pods:
     ) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:
         ours = Path(command[0]).parent == BIN  # a script of another environment needs that one's interpreter
         if self.warm and ours and warm_pods.is_possible(given):
-            return warm_pods.shared().start(command, env, self.folder, output, output)
+            return warm_pods.shared("agent", self._header).start(command, env, self.folder, output, output)
         return subprocess.Popen(
             command,
             env=env,

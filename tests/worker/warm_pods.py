@@ -72,9 +72,10 @@ class WarmProcess:
 class WarmStart:
     """A process that forks others; there is one of each kind for all tests of a process of pytest."""
 
-    def __init__(self, imports: Imports) -> None:
+    def __init__(self, imports: Imports, header: Path | None = None) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, str(Path(__file__)), str(theirs.fileno()), imports]
+        command += [] if header is None else [str(header)]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTICJOB_"))}
         with theirs:
             self._process = subprocess.Popen(
@@ -106,16 +107,16 @@ def is_possible(env: Mapping[str, str | None]) -> bool:
     return "COVERAGE_PROCESS_START" not in os.environ and not any(n.startswith(_READ_BY_IMPORTS) for n in others)
 
 
-_shared: dict[Imports, WarmStart] = {}
+_shared: dict[tuple[Imports, Path | None], WarmStart] = {}
 _sharing = threading.Lock()
 
 
-def shared(imports: Imports = "agent") -> WarmStart:
-    """The one of this process."""
+def shared(imports: Imports = "agent", header: Path | None = None) -> WarmStart:
+    """The one of this process, and of those that it has forked since. `header`: a program that it has run first."""
     with _sharing:
-        if imports not in _shared:
-            _shared[imports] = WarmStart(imports)
-        return _shared[imports]
+        if (imports, header) not in _shared:
+            _shared[imports, header] = WarmStart(imports, header)
+        return _shared[imports, header]
 
 
 def import_agent() -> None:
@@ -197,4 +198,6 @@ def _become(order: dict[str, object], output: int, errors: int) -> None:
 
 if __name__ == "__main__":
     IMPORTS[sys.argv[2]]()
+    for program in sys.argv[3:]:
+        runpy.run_path(program)
     serve(socket.socket(fileno=int(sys.argv[1])))
