@@ -153,6 +153,17 @@ def test_every_feature_is_drawn_and_every_script_is_python() -> None:
     assert str(draw(7)) == str(draw(7)) and draw(7).texts == draw(7).texts
 
 
+def test_every_name_in_a_script_is_bound(tmp_path: Path) -> None:
+    for seed in range(600):
+        for form, text in draw(seed).texts.items():
+            (tmp_path / f"{seed}_{form}.py").write_text(text)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821", str(tmp_path)]
+    found = subprocess.run([*command, "--output-format", "json"], check=False, timeout=120, capture_output=True)
+    of_one_form = ("`session`", "`micro`")  # behind a look at which form it is
+    messages = [(Path(one["filename"]).name, one["message"]) for one in json.loads(found.stdout)]
+    assert [one for one in messages if not one[1].endswith(of_one_form)] == []
+
+
 @pytest.mark.parametrize("feature", [one for one in FEATURES if one in features.OPTIMIZERS], ids=lambda one: one.name)
 def test_every_optimizer_of_torch_exists_or_is_known_not_to(feature: features.Feature) -> None:
     text = write(1, feature.engines[0], [feature]).texts[RESTART]
