@@ -671,7 +671,9 @@ def _write_common(lines: Lines, every: int) -> str:
         step.append("scaler.update()")
     if "mean_over_ranks" in " ".join(lines.after):
         loops.append("value = mean_over_ranks()")
-    after = [one.replace("mean_over_ranks(loss)", "value") for one in lines.after]
+    # The passes of a closure are made while the optimizer steps: their mean is known only after it.
+    mean = "mean_over_ranks()" if lines.closure else "value"
+    after = [one.replace("mean_over_ranks(loss)", mean) for one in lines.after]
     return _COMMON.format(
         steps=STEPS,
         every=every,
