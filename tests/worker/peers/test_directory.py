@@ -203,6 +203,33 @@ def test_files_without_an_end_are_told_too(seen: Seen) -> None:
     assert told == {"", "'run/frame-00.png', beside which new files are always being written"}
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_checkpoint_that_is_overwritten_too_often_to_be_copied_is_told(renamed: bool, seen: Seen) -> None:
+    """Such as `last.pt` after each step. One save less often is copied, and nothing is told any more."""
+    for second in range(0, 320, 10):
+        if renamed:
+            (seen.path / "last.pt.tmp").write_bytes(b"all of it")
+            (seen.path / "last.pt.tmp").rename(seen.path / "last.pt")
+        else:
+            (seen.path / "last.pt").write_bytes(b"all of it")
+        os.utime(seen.path / "last.pt", ns=(0, int(2e18) + second))
+        found = seen.look(second)
+        assert not found.written
+        assert bool(found.held) is (second >= 300)
+    assert found.held == "'last.pt', which never rests for a second between two writes"
+    found = seen.look(330)
+    assert set(found.written) == {"last.pt"}
+    assert not found.held
+
+
+def test_a_log_that_only_grows_is_not_said_to_be_overwritten(seen: Seen) -> None:
+    with (seen.path / "metrics.csv").open("w") as log:
+        for second in range(0, 1000, 10):
+            log.write("x" * 100)
+            log.flush()
+            assert not seen.look(second).held
+
+
 @pytest.mark.parametrize("mode", ["wb", "r+b"])
 def test_a_long_save_beside_a_log_is_not_taken_for_one(mode: str, seen: Seen) -> None:
     (seen.path / "run").mkdir()
