@@ -118,7 +118,7 @@ class Checkpoint(Wire):
     restoring: bool = False  # the agent gets it before it starts its workers in the announced world
     archive: Archive | None = None  # of a job with spec.checkpoints.archive; an older agent leaves it out
     unfit: Text | None = None  # a name in a save that this pod cannot have, and why
-    unfinished: Text | None = None  # a file that is not copied, because another one beside it is always being written
+    unfinished: Text | None = None  # a file that is not copied: it or one beside it is always being written
 
 
 class Link(Wire):

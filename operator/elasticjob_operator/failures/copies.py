@@ -25,7 +25,7 @@ def find_unfit(agents: Iterable[Agent]) -> str:
 
 
 def find_unfinished(agents: Iterable[Agent]) -> str:
-    """The first pod with a file that is not copied because of another one, with both; "" if there is none."""
+    """The first pod with a file that is never finished, so not copied, with the file and why; "" if there is none."""
     said = ((agent.pod, agent.state.checkpoint) for agent in agents)
     return min((f"{pod} has {one.unfinished}" for pod, one in said if one is not None and one.unfinished), default="")
 
@@ -53,8 +53,9 @@ def find_copies(
         return (
             False,
             UNFINISHED,
-            f"{unfinished}: neither is copied, and both are removed before the next world starts. Let the script write "
-            "logs to another directory than checkpoints.path, or open them in the mode `a`",
+            f"{unfinished}: what is never finished is not copied, and is removed before the next world starts. Let the "
+            "script save less often than once a second, and write logs to another directory than checkpoints.path, or "
+            "open them in the mode `a`",
         )
     if told.number == 0:
         return None if before is None or before.reason in (UNFIT, UNFINISHED) else (False, LOST, describe_loss())

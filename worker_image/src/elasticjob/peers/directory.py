@@ -47,9 +47,13 @@ class _Held:
     began: float
     since: float
     stat: Stat
+    overwritten: bool = False  # and not only grown, as a log does
 
     def look(self, now: float, stat: Stat) -> _Held:
-        return self if stat == self.stat else replace(self, since=now, stat=stat)
+        if stat == self.stat:
+            return self
+        has_grown = _is_longer(self.stat, stat) and stat.size > self.stat.size
+        return replace(self, since=now, stat=stat, overwritten=self.overwritten or not has_grown)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class View:
     unready: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()  # of these: what holds a link, socket or pipe that cannot be copied
     unfit: Mapping[str, str] = field(default_factory=dict)  # of these: what has a path that is too long, and which
-    held: str = ""  # a file that has long been whole in an entry that is never finished, and what holds it up
+    held: str = ""  # a file that has long been in an entry that is never finished, and why that is so
 
     def as_report(self, copies: int) -> Report:
         return Report(self.written, self.gone, self.unready, copies)
@@ -122,7 +126,10 @@ class Directory:
         )
 
     def _find_held(self, now: float, unknown: Collection[str]) -> str:
-        """One of these files that rests, and what is always being written in its entry. Says the same at each look."""
+        """One of these files that rests, and what is always being written in its entry; or one that never rests.
+
+        Says the same at each look.
+        """
         files, before = self._watch.files, self._held
         # Others cannot be read, or are cut off. One that is open for writing may be known.
         suspects = {*unknown, *(self._open & files.keys())} if unknown else ()
@@ -138,7 +145,9 @@ class Directory:
                 old = next((one for one in others if ages[one] >= _HELD_SECONDS), "")
                 what = f"{old[:_MOST_TOLD]!r} is" if old else "new files are"
                 return f"{path[:_MOST_TOLD]!r}, beside which {what} always being written"
-        return ""
+        worn = sorted(one for one in busy - resting if now - self._held[one].began >= _HELD_SECONDS)
+        over = next((one for one in worn if self._held[one].overwritten and not self._is_known(one)), "")
+        return f"{over[:_MOST_TOLD]!r}, which never rests for a second between two writes" if over else ""
 
     def _note_logs(self, now: float, files: Mapping[str, Stat], pids: list[int]) -> None:
         """Find the logs in entries that are not finished: they are part of no checkpoint, also beside some."""

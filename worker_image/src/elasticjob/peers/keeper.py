@@ -85,7 +85,7 @@ class Keeper:
 
         `open_last_tier` gets what reads a chunk of this pod; `find_step` returns the last step that was reported.
         `on_unfit` gets the name in a save that this pod cannot have, and "" once there is none; `on_unfinished` a file
-        that is not copied because of another one, and "" in the same way.
+        that is not copied because it or another one is always written, and "" in the same way.
         """
         self._settings = settings
         self._address = address

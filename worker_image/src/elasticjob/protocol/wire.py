@@ -176,7 +176,7 @@ class Checkpoint:
     restoring: bool = False  # the agent gets it before it starts its workers in an announced world
     archive: Archive | None = None  # of a job with `spec.checkpoints.archive`
     unfit: str = ""  # a name in a save that this pod cannot have, and why
-    unfinished: str = ""  # a file that is not copied, because another one beside it is always being written
+    unfinished: str = ""  # a file that is not copied: it or one beside it is always being written
 
     def dump(self) -> dict[str, Any]:
         archive = None if self.archive is None else self.archive.dump()
