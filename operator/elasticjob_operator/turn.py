@@ -6,7 +6,10 @@ import asyncio
 import time
 import weakref
 from collections import deque
-from typing import Final
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 SECONDS: Final = 0.01
 
@@ -42,6 +45,13 @@ async def pause() -> None:
         iteration = _iterations[loop] = _Iteration()
     if iteration.is_long(loop):
         await asyncio.sleep(0)
+
+
+async def one_by_one(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a `pause` after each. What they are of may change meanwhile: give it a copy."""
+    for item in items:
+        yield item
+        await pause()
 
 
 class Line:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elasticjob_operator import numerals
+from elasticjob_operator import numerals, turn
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.kube.job_room import JobRoom
@@ -213,20 +213,22 @@ class Cache:
         else:
             self.put_pod(raw)
 
-    def replace_pods(self, items: list[Raw], version: str, namespace: str = "") -> None:
+    async def replace_pods(self, items: list[Raw], version: str, namespace: str = "") -> None:
         """The metadata of all pods at one version, optionally of one namespace; each was entered already."""
-        listed = {item["metadata"]["uid"] for item in items}
-        for key, pods in list(self._pods.items()):
-            if namespace and key[0] != namespace:
-                continue
-            for uid, pod in list(pods.items()):
-                # A pod that we created after the list was taken is not missing, only newer.
-                if uid not in listed and not is_older(version, pod.resource_version):
-                    self.drop_pod(uid, version)
-        for uid, stranger in list(self._strangers.items()):
-            is_missing = uid not in listed and namespace in ("", stranger.namespace)
-            if is_missing and not is_older(version, stranger.resource_version):
+        listed = {item["metadata"]["uid"] async for item in turn.one_by_one(items)}
+        async for uid in turn.one_by_one([*self._job_of, *self._strangers]):
+            found = self._locate(uid) if uid not in listed else None
+            # A pod that we created after the list was taken is not missing, only newer.
+            if found is not None and namespace in ("", found[0]) and not is_older(version, found[1]):
                 self.drop_pod(uid, version)
+
+    def _locate(self, uid: str) -> tuple[str, str] | None:
+        """The namespace and the version of this pod, a worker or not; None if it is gone."""
+        key = self._job_of.get(uid)
+        if key is not None:
+            return key[0], self._pods[key][uid].resource_version
+        stranger = self._strangers.get(uid)
+        return None if stranger is None else (stranger.namespace, stranger.resource_version)
 
     def pods(self, key: JobKey) -> tuple[Pod, ...]:
         return tuple(self._pods.get(key, {}).values())
@@ -278,10 +280,10 @@ class Cache:
         else:
             self.put_node(raw)
 
-    def replace_nodes(self, items: list[Raw]) -> None:
+    async def replace_nodes(self, items: list[Raw]) -> None:
         self.nodes_known = True
         listed = {item["metadata"]["name"] for item in items}
-        for name in [n for n in self.nodes if n not in listed]:
+        async for name in turn.one_by_one([n for n in self.nodes if n not in listed]):
             self.nodes.pop(name)
             self._wake_node(name)
 
@@ -337,11 +339,12 @@ class Cache:
     def _is_unknown(self, key: JobKey) -> bool:
         return key not in self.jobs and key not in self._ended
 
-    def know_jobs(self) -> None:
+    async def know_jobs(self) -> None:
         """All jobs were read, and all children: those of no job at all are forgotten."""
         self.jobs_known = True
-        for key in [key for key in self._children if self._is_unknown(key)]:
-            self.forget(key)
+        async for key in turn.one_by_one(list(self._children)):
+            if self._is_unknown(key):
+                self.forget(key)
 
     def apply_child(self, kind: str, event: str, raw: Raw, *, is_sound: bool = False) -> None:
         metadata = raw["metadata"]
@@ -353,13 +356,11 @@ class Cache:
         else:
             self.put_child(kind, raw, is_sound=is_sound)
 
-    def replace_children(self, kind: str, items: list[Raw], namespace: str = "") -> None:
-        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}
-        for key, known in list(self._children.items()):
-            if namespace and key[0] != namespace:
-                continue
-            for _, name in [k for k in known if k[0] == kind]:
-                if (key[0], name) not in listed:
+    async def replace_children(self, kind: str, items: list[Raw], version: str, namespace: str = "") -> None:
+        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) async for i in turn.one_by_one(items)}
+        async for key in turn.one_by_one([key for key in self._children if namespace in ("", key[0])]):
+            for (of_kind, name), child in list(self._children.get(key, {}).items()):
+                if of_kind == kind and (key[0], name) not in listed and not is_older(version, child.version):
                     self.drop_child(kind, *key, name)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:

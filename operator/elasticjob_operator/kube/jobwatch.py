@@ -16,6 +16,7 @@ import signal
 
 import kopf
 
+from elasticjob_operator import turn
 from elasticjob_operator.api import names
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.kube import handlers, kopf_session
@@ -82,7 +83,7 @@ class JobWatch:
         for namespace in self._namespaces or ("",):
             before = [(key, job.uid) for key, (job, _) in self._cache.jobs.items() if namespace in ("", key[0])]
             present = await self._list(namespace, take)
-            for key, uid in before:
+            async for key, uid in turn.one_by_one(before):
                 if uid not in present:
                     self._cache.drop_job(key, uid)
 
@@ -94,7 +95,7 @@ class JobWatch:
         while True:
             try:
                 listed = await listing.read(take or (lambda item: None))
-                return {item["metadata"]["uid"] for item in listed.present}
+                return {item["metadata"]["uid"] async for item in turn.one_by_one(listed.present)}
             except ApiError as error:
                 failures += 1
                 pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from elasticjob_operator.backoff import find_pause, spread
@@ -50,7 +50,7 @@ class Watch:
         api: Api,
         path: str,
         *,
-        replace: Callable[[list[Raw], str], None],
+        replace: Callable[[list[Raw], str], Awaitable[None]],
         apply: Callable[[str, Raw], None],
         selector: str = "",
         required: bool = True,
@@ -107,7 +107,7 @@ class Watch:
     async def _list(self) -> str:
         """Apply the list; return its resource version."""
         listed = await self._listing.read(lambda item: self._enter("ADDED", item))
-        self._replace(listed.present, listed.version)
+        await self._replace(listed.present, listed.version)
         return listed.version
 
     async def _follow(self) -> None:

@@ -106,7 +106,7 @@ def _watch_children(api: Api, cache: Cache, intake: Intake, namespace: str, kind
     return Watch(
         api,
         path_of(resource.group_version, resource.plural, namespace),
-        replace=lambda items, version: cache.replace_children(kind.value, items, namespace),
+        replace=lambda items, version: cache.replace_children(kind.value, items, version, namespace),
         apply=lambda event, raw: cache.apply_child(kind.value, event, raw, is_sound=is_sound),
         selector=SELECTOR,
         required=kind is not Kind.AUTOSCALER,

@@ -266,7 +266,7 @@ class Operator:
                         async with asyncio.timeout(KUEUE_SECONDS):
                             await self.kueue.follower.has_looked.wait()
                 await asyncio.gather(self._list_jobs(), *(w.synced.wait() for w in self._watches))
-                self.cache.know_jobs()
+                await self.cache.know_jobs()
                 self.times.end("pods and all other objects")
                 group.create_task(self._keep_going("the watch of jobs", self._watch_jobs))
                 group.create_task(self._keep_going("the comparison of jobs", self.jobs.compare))

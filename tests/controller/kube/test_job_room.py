@@ -73,7 +73,7 @@ def fill(cache: Cache, **more: Any) -> list[str]:
 def test_after_a_restart_the_same_jobs_are_let_in() -> None:
     """In whatever order the API server lists them, and if others need room as well."""
     first = Cache(lambda key: None)
-    first.know_jobs()
+    asyncio.run(first.know_jobs())
     kept = fill(first)
     for n in range(40):
         first.put_job(make_job(f"k{n}", "second"))
@@ -93,7 +93,7 @@ def test_after_a_restart_the_same_jobs_are_let_in() -> None:
 @pytest.mark.usefixtures("small_room")
 def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
     cache = Cache(lambda key: None)
-    cache.know_jobs()
+    asyncio.run(cache.know_jobs())
     cache.put_job(make_job("runs", dense=0, status=STARTED))
     fill(cache)
     large = make_job("runs", status=STARTED, version=6)
@@ -143,7 +143,7 @@ def test_whoever_waits_for_one_of_many_jobs_to_go_is_let_in_when_it_has(monkeypa
     """As the condition says: the jobs that have finished take no room, but each is one of those that are kept."""
     monkeypatch.setattr(job_room, "KEPT_JOBS", 60)
     cache = Cache(lambda key: None)
-    cache.know_jobs()
+    asyncio.run(cache.know_jobs())
     for n in range(60):
         cache.put_job(make_job(f"ended{n}", dense=0, status=ENDED))
     fill(cache)
@@ -166,7 +166,7 @@ async def test_a_change_that_waited_for_room_is_read_when_there_is_some(tmp_path
     server = Server(make_job("runs", dense=0, status=dict(STARTED), spec=suspended))
     async with answering(server.answer, tmp_path) as api:
         operator = Operator(Options(), api)
-        operator.cache.know_jobs()
+        await operator.cache.know_jobs()
         operator.cache.put_job(server.job)
         kept = fill(operator.cache, spec={"managedBy": "example.com/other"})
         server.job["spec"] = make_job("runs", spec=suspended)["spec"]
@@ -219,7 +219,7 @@ async def test_a_job_waits_for_room_and_says_so(tmp_path: Path) -> None:
     server = Server(make_job("waits"))
     async with answering(server.answer, tmp_path) as api:
         operator = Operator(Options(), api)
-        operator.cache.know_jobs()
+        await operator.cache.know_jobs()
         fill(operator.cache)
         operator.cache.put_job(server.job)
         api.leadership.lend(math.inf)

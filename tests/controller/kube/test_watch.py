@@ -24,6 +24,10 @@ pytestmark = pytest.mark.timeout(60)
 PATH = "/api/v1/pods"
 
 
+async def keep_all(items: object, version: str) -> None:
+    """Nothing is dropped."""
+
+
 class Server:
     """Answers lists with a version that grows; each watch gets the next of `scripts`, then stays open."""
 
@@ -78,7 +82,7 @@ async def following(
         told.put_nowait(raw["metadata"]["name"])
 
     async with answering(server.answer, directory) as api:
-        watch = Watch(api, PATH, replace=lambda items, version: None, apply=apply, intake=Intake(server.count))
+        watch = Watch(api, PATH, replace=keep_all, apply=apply, intake=Intake(server.count))
         task = asyncio.create_task(watch.run())
         try:
             yield told, task
@@ -142,7 +146,7 @@ async def test_others_are_heard_between_events_that_have_arrived_together(tmp_pa
 
     server = Server([b"".join(event(f"p{number}", 11 + number) for number in range(20))])
     async with answering(server.answer, tmp_path) as api:
-        watch = Watch(api, PATH, replace=lambda items, version: None, apply=take_long)
+        watch = Watch(api, PATH, replace=keep_all, apply=take_long)
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(count_laps())]
         await all_told.wait()
         for task in tasks:

@@ -323,7 +323,7 @@ async def test_devices_that_a_pod_holds_are_not_given_out(pod: dict[str, Any], t
     assert await find_reason(cache, tmp_path) == STARTS
     cache.put_pod({**pod, "metadata": {**pod["metadata"], "resourceVersion": "4"}})
     assert await find_reason(cache, tmp_path) == WAITS
-    cache.replace_pods([], "5")
+    await cache.replace_pods([], "5")
     assert await find_reason(cache, tmp_path) == STARTS
 
 

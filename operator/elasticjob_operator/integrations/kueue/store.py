@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticjob_operator import shares
+from elasticjob_operator import shares, turn
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.integrations.kueue.values import (
     Flavor,
@@ -140,14 +140,12 @@ class Store:
         else:
             self.put_workload(raw)
 
-    def replace_workloads(self, items: list[Raw], version: str, namespace: str = "") -> None:
-        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in items}
-        for key, known in list(self._workloads.items()):
-            if namespace and key[0] != namespace:
-                continue
-            for workload in list(known.workloads.values()):
-                if (key[0], workload.name) not in listed and not is_older(version, workload.version):
-                    self.drop_workload(key[0], workload.name, workload.uid)
+    async def replace_workloads(self, items: list[Raw], version: str, namespace: str = "") -> None:
+        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) async for i in turn.one_by_one(items)}
+        async for of, name in turn.one_by_one(list(self._places)):
+            known = self._find(of, name) if namespace in ("", of) and (of, name) not in listed else None
+            if known is not None and not is_older(version, known.version):
+                self.drop_workload(of, name, known.uid)
 
     def keys(self) -> tuple[JobKey, ...]:
         return tuple(self._workloads)
@@ -175,7 +173,7 @@ class Store:
         if changed:
             self._wake_all()
 
-    def replace_flavors(self, items: list[Raw], version: str) -> None:
+    async def replace_flavors(self, items: list[Raw], version: str) -> None:
         listed = {item["metadata"]["name"] for item in items}
         for name in [n for n in self.flavors if n not in listed]:
             del self.flavors[name]

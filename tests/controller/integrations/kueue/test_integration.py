@@ -166,7 +166,7 @@ async def test_a_job_without_pods_waits_for_kueue_to_come_back(tmp_path: Path) -
 def test_workloads_that_a_list_lacks(listed_at: str, left: int) -> None:
     store = Store(lambda key: None)
     store.put_workload(admitted())
-    store.replace_workloads([], listed_at)
+    asyncio.run(store.replace_workloads([], listed_at))
     assert len(store.workloads(QUEUED)) == left
 
 
