@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from controller.counted_work import count_work
 from controller.hub_fixture import eventually, running_hub, seated
 from elasticjob_operator import api
 from elasticjob_operator.history import moments
@@ -619,3 +620,22 @@ async def test_a_long_page_arrives_whole() -> None:
                 assert response.content_length == LongPage.SIZE and await response.read() == b""
     finally:
         await server.stop()
+
+
+def find_longest_piece(jobs: int) -> int:
+    known = metrics.Metrics()
+    for number in range(jobs):
+        known.update_job(("evil", f"j{number}"), RUNNING)
+    pieces, work = known._job_pages(START + 60), [0]
+    while work[-1] or len(work) == 1:
+        found: list[object] = []
+        steps = count_work(lambda: found.extend(itertools.islice(pieces, 1)))  # noqa: B023
+        work.append(steps if found else 0)
+    return max(work)
+
+
+@pytest.mark.parametrize("most", [pytest.param(10_000, id="series"), pytest.param(100, id="left out")])
+def test_no_piece_of_the_page_is_longer_however_many_jobs_there_are(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that have no series, which a tenant makes by the ten thousand."""
+    monkeypatch.setattr(metrics, "MOST_JOBS", most)
+    assert find_longest_piece(4_000) < 1.5 * find_longest_piece(1_000)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from controller import loop_turns
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
@@ -356,6 +357,59 @@ async def test_a_node_that_has_pods_of_many_jobs_wakes_a_few_of_them_at_a_time(
             while len(forgotten) < jobs:  # noqa: ASYNC110 - nobody sets an event
                 await asyncio.sleep(0.001)
         await parts.controller.stop()
+
+
+class Jobs(dict[JobKey, Any]):
+    """Notes in which turns of the event loop it is asked for a job."""
+
+    def __init__(self, turns: loop_turns.Turns, known: dict[JobKey, Any]) -> None:
+        super().__init__(known)
+        self._turns = turns
+        self.at: Counter[int] = Counter()
+
+    def get(self, key: JobKey, default: Any = None) -> Any:
+        self.at[self._turns.now] += 1
+        return super().get(key, default)
+
+
+async def test_the_pool_looks_through_many_jobs_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they share it is the first question of each round; a tenant has as many that do not as he likes."""
+    async with answering(answer_empty, tmp_path) as api, loop_turns.counted(monkeypatch) as turns:
+        parts = Operator(Options(), api)
+        for number in range(JOBS):
+            parts.cache.put_job(job_of(number))
+        jobs = parts.cache.jobs = Jobs(turns, parts.cache.jobs)
+        await parts.pool.decide()
+        assert JOBS <= jobs.at.total()
+        running = asyncio.create_task(parts.pool.run())
+        async with asyncio.timeout(50):
+            while jobs.at.total() < 2 * JOBS:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert max(jobs.at.values()) <= loop_turns.PIECES
+
+
+async def test_all_jobs_are_woken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the operator begins to lead, and when its certificate has changed: to put them in line takes time too."""
+    async with answering(answer_empty, tmp_path) as api, loop_turns.counted(monkeypatch) as turns:
+        parts, pushed = Operator(Options(), api), Counter[int]()
+
+        def push(owner: JobKey, key: JobKey) -> None:
+            pushed[turns.now] += 1
+            queue(owner, key)
+
+        queue = parts.controller._order_of_asleep.push
+        monkeypatch.setattr(parts.controller._order_of_asleep, "push", push)
+        for number in range(JOBS):
+            parts.cache.put_job(job_of(number))
+        api.leadership.lend(math.inf)
+        parts.controller.start()
+        async with asyncio.timeout(50):
+            while pushed.total() < JOBS:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        await parts.controller.stop()
+    assert max(pushed.values()) <= loop_turns.PIECES
 
 
 async def test_many_that_are_woken_at_once_let_a_job_of_another_namespace_go_first(
