@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(dict[K, V]):
+class Recent(OrderedDict[K, V]):
     """At most `most` keys; a new one displaces the oldest. Set items with `recent[key] = value`."""
 
     def __init__(self, most: int) -> None:
@@ -18,4 +19,4 @@ class Recent(dict[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         if len(self) > self._most:
-            del self[next(iter(self))]
+            self.popitem(last=False)

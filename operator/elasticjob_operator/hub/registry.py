@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -34,9 +34,10 @@ class AgentRegistry:
         self._wake, self._clock, self._settings = wake, clock, settings
         self._jobs: dict[JobKey, JobAgents] = {}
         self._links: dict[connection.Connection, AgentEntry] = {}  # connections that have sent hello
-        self._unsent: dict[AgentEntry, None] = {}
+        self._unsent: OrderedDict[AgentEntry, None] = OrderedDict()
         self._unread: dict[AgentEntry, None] = {}  # agents for which long directives wait
-        self._put_off: dict[str, dict[AgentEntry, None]] = {}  # others, whose directives wait for room, by namespace
+        # Others, whose directives wait for room, by namespace.
+        self._put_off: dict[str, OrderedDict[AgentEntry, None]] = {}
         self._send_now = asyncio.Event()
         self._swept = float("inf")  # when the last sweep was
         self._measure_at = 0.0  # when the sweep looks at unsent bytes again
@@ -337,8 +338,7 @@ class AgentRegistry:
             await self._send_now.wait()
             self._send_now.clear()
             while self._unsent:
-                entry = next(iter(self._unsent))
-                del self._unsent[entry]
+                entry, _ = self._unsent.popitem(last=False)
                 await self._send_directive(entry)
                 await turn.pause()
 
@@ -394,7 +394,7 @@ class AgentRegistry:
     def _put_off_until_room(self, entry: AgentEntry) -> None:
         if not self._put_off:
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._send_put_off)
-        self._put_off.setdefault(entry.job.key[0], {})[entry] = None
+        self._put_off.setdefault(entry.job.key[0], OrderedDict())[entry] = None
 
     def _send_put_off(self) -> None:
         """Send as many of the long directives that were put off as there is room for now."""
@@ -416,7 +416,7 @@ class AgentRegistry:
 
     def _forget_unsent(self, entry: AgentEntry) -> None:
         self._unsent.pop(entry, None)
-        self._put_off.get(entry.job.key[0], {}).pop(entry, None)
+        self._put_off.get(entry.job.key[0], OrderedDict()).pop(entry, None)
 
     def sweep(self, now: float, lost: float) -> None:
         """Check all connections for silence, and sometimes for unsent bytes. `lost`: how long the hub did not run."""

@@ -9,7 +9,7 @@ are reserved for urgent requests, and as many for the others: a tenant may have 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Generic, TypeVar
@@ -31,10 +31,11 @@ class Turns(Generic[T]):
     """A queue per job. After a turn, the job goes to the end of its namespace, and the namespace to the end of all."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, dict[str, deque[T]]] = {}  # both in order of their next turn
+        # Both in order of their next turn. The first key of a plain dictionary is looked for behind all that have gone.
+        self._queues: OrderedDict[str, OrderedDict[str, deque[T]]] = OrderedDict()
 
     def push(self, owner: Owner, item: T) -> None:
-        self._queues.setdefault(owner[0], {}).setdefault(owner[1], deque()).append(item)
+        self._queues.setdefault(owner[0], OrderedDict()).setdefault(owner[1], deque()).append(item)
 
     def pop(self, may_go: Callable[[str], bool]) -> tuple[Owner, T] | None:
         """The next item of the namespaces for which `may_go` holds."""
@@ -42,8 +43,7 @@ class Turns(Generic[T]):
         if namespace is None:
             return None
         jobs = self._queues.pop(namespace)
-        job = next(iter(jobs))
-        queue = jobs.pop(job)
+        job, queue = jobs.popitem(last=False)
         item = queue.popleft()
         if queue:
             jobs[job] = queue

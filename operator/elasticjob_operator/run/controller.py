@@ -133,7 +133,8 @@ class Controller:
         self._order = Slots(1)
         self._threads = Threads("plan")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asleep: set[JobKey] = set()  # those that are still to be woken ...
+        self._all: tuple[JobKey, ...] = ()  # those that are to join ...
+        self._asleep: set[JobKey] = set()  # ... those that are still to be woken ...
         self._order_of_asleep: Turns[JobKey] = Turns()  # ... of which namespaces have one in turn
         self._waking: asyncio.Task[None] | None = None
         self._begun = 0  # tasks of jobs in this turn of the event loop
@@ -158,14 +159,17 @@ class Controller:
 
     def wake_all(self) -> None:
         """Reconcile every job, and those that are gone and may hold quota still."""
-        for key in (*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ())):
-            self._let_sleep(key)
+        self._all = (*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ()))
+        self._wake_soon()
 
     def _let_sleep(self, key: JobKey) -> None:
         """Wake this job when others have had the loop."""
         if key not in self._asleep:
             self._asleep.add(key)
             self._order_of_asleep.push(key, key)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(self._wake_asleep())
             self._tasks.add(self._waking)
@@ -173,13 +177,17 @@ class Controller:
 
     async def _wake_asleep(self) -> None:
         """Ten thousand jobs are ten thousand tasks: others have the loop in between, and take turns by namespace."""
-        while (found := self._order_of_asleep.pop(lambda _: True)) is not None:
-            self._asleep.discard(found[1])
-            self.wake(found[1])
-            await turn.pause()
+        while self._all or self._asleep:
+            keys, self._all = self._all, ()
+            async for key in turn.one_by_one(keys):
+                self._let_sleep(key)
+            if (found := self._order_of_asleep.pop(lambda _: True)) is not None:
+                self._asleep.discard(found[1])
+                self.wake(found[1])
+                await turn.pause()
 
     async def stop(self) -> None:
-        self._active = False
+        self._active, self._all = False, ()
         self._asleep.clear()
         self._order_of_asleep = Turns()
         for loop in self._loops.values():

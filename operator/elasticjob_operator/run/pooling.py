@@ -113,7 +113,7 @@ class PoolLoop:
         return memory.decision if memory is not None else None
 
     async def run(self) -> None:
-        for key in self._cache.jobs:
+        async for key in turn.one_by_one(list(self._cache.jobs)):
             self.notice(key)
         rest, due = COALESCE_SECONDS, time.monotonic() + ROUND_SECONDS
         while True:
@@ -142,7 +142,8 @@ class PoolLoop:
     async def decide(self) -> None:
         """One round over all pools."""
         now = self._api.clock()
-        sharing = {key: found for key in self._cache.jobs if (found := self._find_sharing(key)) is not None}
+        keys = turn.one_by_one(list(self._cache.jobs))
+        sharing = {key: found async for key in keys if (found := self._find_sharing(key)) is not None}
         for key in self._memories.keys() - sharing.keys():
             del self._memories[key]
         if not sharing:

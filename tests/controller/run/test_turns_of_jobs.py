@@ -380,7 +380,7 @@ async def test_the_pool_looks_through_many_jobs_in_pieces(tmp_path: Path, monkey
             parts.cache.put_job(job_of(number))
         jobs = parts.cache.jobs = Jobs(turns, parts.cache.jobs)
         await parts.pool.decide()
-        assert JOBS <= jobs.at.total()
+        assert jobs.at.total() >= JOBS
         running = asyncio.create_task(parts.pool.run())
         async with asyncio.timeout(50):
             while jobs.at.total() < 2 * JOBS:  # noqa: ASYNC110 - nobody sets an event
