@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from controller.hub_fixture import FAST, JOB, connected, eventually, running_hub, seated
+from elasticjob_operator import turn
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import auth, certificates, handshake
 from hostile_agents import Door, Peer, connecting
@@ -105,6 +107,40 @@ async def test_of_messages_that_have_ended_nothing_is_counted() -> None:
         await client.state(phase="ready")
         await eventually(lambda: running.hub.agents(JOB)["uid-digits-worker-0"].state.phase is wire.AgentPhase.READY)
         await eventually(lambda: link.arriving == 0 == running.hub.places["arriving"][0])
+
+
+async def test_a_message_that_waits_for_its_turn_takes_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one character beyond the others, a text of Python takes four bytes for each."""
+    may, waiting = asyncio.Event(), list[str]()
+
+    async def wait(line: turn.Line, group: str) -> None:
+        waiting.append(group)
+        await may.wait()
+
+    monkeypatch.setattr(turn.Line, "wait", wait)
+    settings = replace(SETTINGS, max_arriving_bytes=10 * ROOM)
+    text = wire.AGENT_MESSAGE.dump_json(wire.Progress(generation=1, metrics={"loss": 1.0}), by_alias=True).decode()
+    data = text.replace("loss", "\U0001f525").ljust(50_000).encode()
+    async with running_hub(settings, authenticate=by_namespace) as running, contextlib.AsyncExitStack() as stack:
+        peers = []
+        for number in range(EVIL):
+            peer = await stack.enter_async_context(connecting(Door("127.0.0.1", running.port)))
+            assert await peer.upgrade(f"evil/pod-{number}") == 101
+            assert b"welcome" in await peer.hello()
+            peers.append(peer)
+        tracemalloc.start()
+        try:
+            for peer in peers:
+                await peer.frame(1, data)
+            await eventually(lambda: running.hub.places["arriving"][0] >= EVIL * (len(data) - settings.kept_bytes))
+            await eventually(lambda: len(waiting) == EVIL)
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert taken <= 2 * EVIL * len(data)
+        may.set()
+        await eventually(lambda: running.hub.places["arriving"][0] == 0)
+        assert has_progress(running.hub.agents(("evil", "job")).values()), "and it is understood"
 
 
 async def test_tls_reads_little_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
