@@ -16,13 +16,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from aiohttp import WSMessage, WSMsgType, web
+from aiohttp import WSMsgType, web
+from aiohttp.http import WSMessage, WSMessageTextBytes
 
 from elasticjob_operator import ratelimit
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import frames, limits
 
 CLOSE_GOING_AWAY: Final = 1001
+CLOSE_NO_TEXT: Final = 1007
 CLOSE_TOO_BIG: Final = 1009
 CLOSE_RESTART: Final = 1012
 CLOSE_TRY_LATER: Final = 1013
@@ -51,6 +53,7 @@ RECONNECTED = CloseReason("reconnected", CLOSE_REPLACED)
 REPLACED = CloseReason(
     "replaced", CLOSE_REPLACED, frames.Problem("replaced", "replaced by another connection of this pod")
 )
+NO_TEXT = CloseReason("no-text", CLOSE_NO_TEXT)
 CROWDED = CloseReason("crowded", CLOSE_TRY_LATER)
 RATE = CloseReason("rate", CLOSE_RATE, frames.Problem("rate", "too many messages; send at most a few a second"))
 
@@ -99,6 +102,7 @@ class Connection:
             timeout=settings.close_seconds,
             autoclose=False,
             autoping=False,  # aiohttp would answer pings internally, and they are the heartbeat
+            decode_text=False,  # a text may take four times the bytes that it was sent in, and waits for its turn
             compress=False,  # costs memory per connection, and a small frame could expand to a huge one
             # Slightly above the limit, so that most violations get an error; far above it, aiohttp closes (1009).
             max_msg_size=2 * settings.max_message_bytes,
@@ -249,12 +253,12 @@ class Connection:
             self._count_read(frame)
             return self._decode(frame.data)
 
-    def _count_read(self, frame: WSMessage) -> None:
+    def _count_read(self, frame: WSMessage | WSMessageTextBytes) -> None:
         """The frame no longer waits. Agents mask theirs; many pings without a mask would hide what else waits.
 
         What is counted and never read, four bytes of a ping behind a long message, is little: agents reconnect in time.
         """
-        size = len(frame.data.encode()) if frame.type is WSMsgType.TEXT else len(frame.data or ())
+        size = len(frame.data or ())
         mask = 4 if frame.type is WSMsgType.TEXT or self.arriving <= self._settings.kept_bytes else 0
         length = 0 if size < 126 else 2 if size < 2**16 else 8
         self.arriving = max(0, self.arriving - size - 2 - length - mask)
@@ -266,7 +270,7 @@ class Connection:
         self.arriving += size
         return self._bytes.take(rate, burst, self._arrived, size)
 
-    async def _read(self) -> WSMessage | None:
+    async def _read(self) -> WSMessage | WSMessageTextBytes | None:
         """The next frame; None at the end."""
         frame = await self.ws.receive()
         if frame.type not in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
@@ -277,12 +281,15 @@ class Connection:
             error.__traceback__ = error.__context__ = None
         return None
 
-    def _decode(self, text: str) -> frames.Message | CloseReason:
+    def _decode(self, data: bytes) -> frames.Message | CloseReason:
         limit = self._settings.max_message_bytes
-        if len(text) > limit or len(text.encode(errors="replace")) > limit:
+        if len(data) > limit:
             problem = frames.Problem("too-large", f"message: larger than {limit} bytes")
             return CloseReason("too-large", CLOSE_TOO_BIG, problem)
-        message = frames.decode(text)
+        try:
+            message = frames.decode(data.decode())
+        except UnicodeDecodeError:
+            return NO_TEXT
         return _malformed(message) if isinstance(message, frames.Problem) else message
 
     async def send(self, frame: bytes) -> None:
