@@ -112,6 +112,67 @@ def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
     assert job.notices == ()
 
 
+SMALL_CHANGES = [
+    pytest.param({"replicas": 3}, lambda spec: spec.wanted == 3, id="scale"),
+    pytest.param({"runPolicy": {"suspend": True}}, lambda spec: spec.run_policy.suspend, id="suspend"),
+    pytest.param(
+        {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4}}, lambda spec: spec.max_replicas == 4, id="more pods"
+    ),
+]
+
+
+@pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("change", "is_in_force"), SMALL_CHANGES)
+def test_what_takes_no_memory_does_not_wait_for_room(
+    change: dict[str, Any], is_in_force: Callable[[Any], bool], at_once: bool
+) -> None:
+    cache = Cache(lambda key: None)
+    asyncio.run(cache.know_jobs())
+    cache.put_job(make_job("runs", dense=0, status=STARTED))
+    fill(cache)
+    for version in (6,) if at_once else (6, 7):
+        cache.put_job(make_job("runs", status=STARTED, version=version, spec=change if at_once or version == 7 else {}))
+    job, _ = cache.jobs["greedy", "runs"]
+    assert job.late is not None
+    assert is_in_force(job.spec)
+    assert job.spec is not None
+    assert "affinity" not in job.spec.template["spec"]
+    assert "spec.replicas" in job.notices[-1].message, "it says what does not wait"
+
+
+@pytest.mark.usefixtures("small_room")
+def test_a_change_that_takes_memory_waits_for_room_as_a_whole() -> None:
+    cache = Cache(lambda key: None)
+    asyncio.run(cache.know_jobs())
+    cache.put_job(make_job("runs", dense=0, status=STARTED))
+    fill(cache)
+    policy = {"maxReplicas": 5_000, "replicaDiscreteValues": list(range(1, 5_001))}
+    cache.put_job(make_job("runs", status=STARTED, version=6, spec={"replicas": 3, "elasticPolicy": policy}))
+    job, _ = cache.jobs["greedy", "runs"]
+    assert job.late is not None
+    assert job.spec is not None
+    assert job.spec.wanted == 1
+
+
+@pytest.mark.usefixtures("small_room")
+async def test_a_job_is_suspended_while_its_template_waits_for_room(tmp_path: Path) -> None:
+    server = Server(make_job("runs", dense=0, status=dict(STARTED)))
+    async with answering(server.answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        await operator.cache.know_jobs()
+        operator.cache.put_job(server.job)
+        fill(operator.cache, spec={"managedBy": "example.com/other"})
+        server.job["spec"] = make_job("runs", spec={"runPolicy": {"suspend": True}})["spec"]
+        server.job["metadata"] |= {"resourceVersion": "20", "generation": 20}
+        operator.cache.put_job(server.job)
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        await see(lambda: server.job["status"].get("phase") == "Suspended")
+        assert "KiB" in server.told()
+        await operator.controller.stop()
+
+
 @pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("observed", [pytest.param(4, id="corrected"), pytest.param(5, id="as it was")])
 def test_a_job_that_begins_anew_keeps_its_template(observed: int) -> None:
