@@ -23,6 +23,8 @@ from elasticjob_operator.shares import Room
 
 KEPT_BYTES: Final = 32 * 1024  # of the spec of a job, which is many times what most take ...
 KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and what is more, shares ...
+SMALL_BYTES: Final = 1024  # of the JSON of _SMALL in a change: so little does not wait for room
+_SMALL: Final = ("replicas", "elastic_policy", "run_policy", "scaling")  # which are consistent with each other
 MOST_KEPT_BYTES: Final = 96 * 2**20  # ... so many bytes of all jobs, of which one namespace gets half
 
 
@@ -108,16 +110,23 @@ class JobRoom:
 
 
 def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:
+    """Whoever scales or suspends it does not wait for the memory of a template."""
     notices = tuple(notice for notice in before.notices if notice.reason != NoRoom.REASON)
+    spec, own, waits = before.spec, before.own_replicas, "the change of spec waits"
+    if spec is not None and job.spec is not None and not job.problems:
+        small = {name: getattr(job.spec, name) for name in _SMALL}
+        if len(job.spec.model_dump_json(include={*_SMALL}, exclude_none=True)) <= SMALL_BYTES:
+            spec, own = spec.model_copy(update=small), job.own_replicas
+            waits += ", but for spec.replicas, elasticPolicy, runPolicy and scaling"
     return replace(
         job,
-        spec=before.spec,
+        spec=spec,
         asked=before.asked,
         problems=before.problems,
         awaited=None,
-        own_replicas=before.own_replicas,
+        own_replicas=own,
         late=no_room,
-        notices=(*notices, Notice(NoRoom.REASON, f"the change of spec waits: {no_room.message}")),
+        notices=(*notices, Notice(NoRoom.REASON, f"{waits}: {no_room.message}")),
     )
 
 

@@ -147,7 +147,8 @@ def test_a_change_that_takes_memory_waits_for_room_as_a_whole() -> None:
     asyncio.run(cache.know_jobs())
     cache.put_job(make_job("runs", dense=0, status=STARTED))
     fill(cache)
-    policy = {"maxReplicas": 5_000, "replicaDiscreteValues": list(range(1, 5_001))}
+    metrics = [{"type": "Pods", "pods": {"metric": {"name": "x" * 2_000}, "target": {"type": "Value", "value": "1"}}}]
+    policy = {"maxReplicas": 4, "metrics": metrics}
     cache.put_job(make_job("runs", status=STARTED, version=6, spec={"replicas": 3, "elasticPolicy": policy}))
     job, _ = cache.jobs["greedy", "runs"]
     assert job.late is not None
