@@ -37,6 +37,7 @@ from integration.e2e_platform import (
 )
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(2400)]
+VOLUMES_FROM = 36  # the minor version of Kubernetes whose API server and kubelet know images as volumes by themselves
 
 
 def run_pod(platform: Platform, name: str, image: str, command: list[str]) -> str:
@@ -138,6 +139,25 @@ def test_a_foreign_image_trains_is_scaled_loses_a_pod_and_is_drained(platform: P
     (platform.shared / job / "stop").touch()
     platform.wait(lambda: platform.conditions(job).get("Complete") == "True", "the job completes", job)
     assert platform.status(job)["restarts"].get("user", 0) == 0, "nothing of this was the user's fault"
+
+
+def test_nodes_mount_the_runtime_as_a_volume(platform: Platform) -> None:
+    """`images.runtime.asVolume`: the same image of the user, without an init container."""
+    cluster, job = platform.cluster, "mounted"
+    minor = int(cluster.version.split(".")[1])
+    if minor < VOLUMES_FROM:
+        pytest.skip(f"images are volumes from Kubernetes 1.{VOLUMES_FROM}; this is {cluster.version}")
+    values: Object = {"images": {"runtime": {"asVolume": True}}}
+    platform.helm.upgrade(CHART, "elasticjob", values, wait="watcher", timeout=300)
+    submit(platform, plain_job(platform, job, 1))
+    platform.wait(platform.trains_at(job, 1), "a pod trains", job)
+    for pod in platform.pods(job):
+        assert "initContainers" not in pod["spec"]
+        mounted = [v["image"]["reference"] for v in pod["spec"]["volumes"] if "image" in v]
+        assert mounted == [f"elasticjob/runtime:{images.VERSION}"]
+    (platform.shared / job / "stop").touch()
+    platform.wait(lambda: platform.conditions(job).get("Complete") == "True", "the job completes", job)
+    platform.helm.upgrade(CHART, "elasticjob", {}, wait="watcher", timeout=300)
 
 
 @pytest.mark.parametrize("index", [1, 0], ids=["follower", "host"])

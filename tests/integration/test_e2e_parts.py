@@ -63,11 +63,17 @@ def test_too_many_nodes_is_a_clear_error() -> None:
 
 
 def test_the_kubelet_gets_only_flags_that_its_version_has() -> None:
-    old, new = files.build_kubelet_argv(node(version=(1, 20))), files.build_kubelet_argv(node(version=(1, 31)))
-    assert "--container-runtime=remote" in old
-    assert "--container-runtime=remote" not in new
+    old, new = files.build_kubelet_argv(node(version=(1, 20))), files.build_kubelet_argv(node(version=(1, 36)))
+    gone = {"--container-runtime=remote", f"--pod-infra-container-image={files.SANDBOX_IMAGE}"}
+    assert gone <= {*old}
+    assert not gone & {*new}
     assert "--node-labels=zone=a" in new
     assert "--register-with-taints=k=:NoSchedule" in new
+
+
+def test_a_kubelet_starts_on_a_machine_with_the_first_version_of_cgroups() -> None:
+    assert files.build_kubelet_config(node(version=(1, 36)))["failCgroupV1"] is False
+    assert "failCgroupV1" not in files.build_kubelet_config(node(version=(1, 20))), "it knows no such field"
 
 
 def test_nodes_share_neither_cgroups_nor_sockets() -> None:

@@ -96,7 +96,8 @@ def build_cni_config(node: NodeFiles, pod_network: str) -> dict[str, Any]:
 
 
 def build_kubelet_config(node: NodeFiles) -> dict[str, Any]:
-    return {
+    newer = {"failCgroupV1": False} if node.version >= (1, 31) else {}  # this machine may have no other
+    return newer | {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -135,11 +136,10 @@ def build_kubelet_argv(node: NodeFiles) -> list[str]:
         f"--hostname-override={node.name}",
         f"--node-ip={node.address}",
         f"--container-runtime-endpoint=unix://{node.socket}",
-        f"--pod-infra-container-image={SANDBOX_IMAGE}",
         "--v=1",
     ]
-    if node.version < (1, 27):
-        argv.append("--container-runtime=remote")
+    if node.version < (1, 27):  # later ones leave the sandbox's image to containerd, and 1.36 knows neither flag
+        argv += ["--container-runtime=remote", f"--pod-infra-container-image={SANDBOX_IMAGE}"]
     if node.labels:
         argv.append("--node-labels=" + ",".join(f"{k}={v}" for k, v in sorted(node.labels.items())))
     if node.taints:
