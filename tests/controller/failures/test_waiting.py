@@ -268,6 +268,42 @@ def test_pull_secrets_are_named(secrets: Any, more: str) -> None:
     assert waiting.name_pull_secrets("denied", {"imagePullSecrets": secrets}) == f"denied{more}"
 
 
+CLAIMS = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}
+FROM_FILE = {"name": "K", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "lost.env", "key": "K"}}}
+
+
+@pytest.mark.parametrize(
+    ("message", "template", "added"),
+    [
+        pytest.param("FailedPrepareDynamicResources: prepare dynamic resources: DRA driver a.b is not registered",
+                     CLAIMS, "resourceClaims: one", id="devices"),
+        pytest.param("couldn't parse env file", {"containers": [{"name": "a", "env": [FROM_FILE]}]},
+                     "containers: env K from lost.env in volume v", id="a file with variables"),
+        pytest.param("missing value for RANK",
+                     {"containers": [{"volumeMounts": [{"mountPath": "/run", "subPathExpr": "$(RANK)"}]}]},
+                     "containers: subPathExpr $(RANK), which takes what env of that container sets", id="a path"),
+        pytest.param('FailedCreatePodSandBox: no runtime for "here" is configured', {"runtimeClassName": "kata"},
+                     "runtimeClassName: kata", id="a runtime"),
+        pytest.param('RuntimeHandler "here" not supported', {"runtimeClassName": "kata"},
+                     "runtimeClassName: kata", id="a runtime, as other kubelets say it"),
+        pytest.param("couldn't parse env file", {"containers": [{"env": [{"valueFrom": {"fileKeyRef": 1}}]}, 2]}, "",
+                     id="nothing as it should be"),
+        pytest.param('FailedMount: configmap "here" not found', {**CLAIMS, "runtimeClassName": "kata"}, "", id="other"),
+    ],
+)  # fmt: skip
+def test_the_fields_that_a_node_cannot_serve_are_named(message: str, template: Any, added: str) -> None:
+    more = f" (spec.template.spec.{added})" if added else ""
+    assert waiting.name_unserved(message, template) == f"{message}{more}"
+
+
+def test_what_an_event_tells_has_the_field() -> None:
+    pod = creating(20)
+    said = {pod.uid: (True, "FailedPrepareDynamicResources: DRA driver a.b is not registered")}
+    told = waiting.find_problem([pod], said, CLAIMS, NOW, nodes=[pod.node])
+    assert told is not None
+    assert told[1].endswith("DRA driver a.b is not registered (spec.template.spec.resourceClaims: one)")
+
+
 TEXT = "grpc: error while marshaling: string field contains invalid UTF-8"
 
 
