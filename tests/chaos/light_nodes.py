@@ -395,7 +395,7 @@ class LightPod:
         for variable in container.get("env") or ():
             file = (variable.get("valueFrom") or {}).get("fileKeyRef") or {}
             if file and not file.get("optional"):
-                told = f'environment variable key "{file["key"]}" not found in file "{file["path"]}"'
+                told = "couldn't parse env file"  # the kubelet of 1.36 names neither file nor key
                 raise Refused("CreateContainerConfigError", told)
             if why := await self._find_missing(variable.get("valueFrom") or {}):
                 raise Refused("CreateContainerConfigError", why)

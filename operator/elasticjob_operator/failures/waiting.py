@@ -95,7 +95,7 @@ def find_problem(
         text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
     if pod is None or (pod.unschedulable is not None and not text):
         return None
-    return NOT_STARTING, f"{pod.name}: {text or _guess(pod, template)}"
+    return NOT_STARTING, f"{pod.name}: {name_unserved(text, template) if text else _guess(pod, template)}"
 
 
 def is_still_told(reason: str, pods: Iterable[Pod], wanted: int, lived: float, now: float) -> bool:
@@ -143,11 +143,7 @@ def name_sources(message: str, template: Mapping[str, Any]) -> str:
 
     It sends all variables of a container at once, and hears of none which is wrong.
     """
-    found = dict.fromkeys(
-        source
-        for container in (*_list_objects(template, "initContainers"), *_list_objects(template, "containers"))
-        for source in _find_sources(container)
-    )
+    found = dict.fromkeys(source for container in _list_containers(template) for source in _find_sources(container))
     if not found or "invalid UTF-8" not in message:
         return message
     advice = "a variable takes text only: encode the value with base64, or mount it as a volume"
@@ -178,12 +174,40 @@ def _list_objects(template: Mapping[str, Any], field: str) -> list[Mapping[str, 
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
+_About = tuple[tuple[re.Pattern[str], Callable[[Mapping[str, Any]], Iterator[str]]], ...]
+
+
 def name_fields(message: str, template: Mapping[str, Any]) -> str:
     """What a scheduler says of a pod that no node takes, with the fields of this template that ask for what nodes lack.
 
     It counts nodes, and names neither the field nor, mostly, its value.
     """
-    found = [f"spec.template.spec.{told}" for said, name in _ABOUT if said.search(message) for told in name(template)]
+    return _name(message, template, _ABOUT_NODES)
+
+
+def name_unserved(message: str, template: Mapping[str, Any]) -> str:
+    """What a kubelet says of a pod that it cannot start, with the fields of this template that ask for it.
+
+    It names drivers, handlers or variables, and not who asks for them.
+    """
+    return _name(message, template, _ABOUT_NODE)
+
+
+def name(reason: str, message: str, template: Mapping[str, Any]) -> str:
+    """What is told of a pod that does not start, with the fields of this template that it is about."""
+    if reason in ("Unschedulable", "SchedulerError"):
+        return name_fields(message, template)
+    if reason == "SchedulingGated":
+        return name_gates(message, template)
+    if reason == "ImagePullFailed":
+        return name_pull_secrets(message, template)
+    if reason in ("CreateContainerError", "CreateContainerConfigError"):
+        return name_unserved(name_sources(message, template), template)
+    return message
+
+
+def _name(message: str, template: Mapping[str, Any], about: _About) -> str:
+    found = [f"spec.template.spec.{told}" for said, name in about if said.search(message) for told in name(template)]
     return f"{message} ({'; '.join(found)})" if found else message
 
 
@@ -239,9 +263,40 @@ def _name_devices(template: Mapping[str, Any]) -> Iterator[str]:
         yield f"resourceClaims: {claims}"
 
 
+def _name_runtime(template: Mapping[str, Any]) -> Iterator[str]:
+    if template.get("runtimeClassName"):
+        yield f"runtimeClassName: {template['runtimeClassName']}"
+
+
+def _name_files(template: Mapping[str, Any]) -> Iterator[str]:
+    for container in _list_containers(template):
+        for one in _list_objects(container, "env"):
+            file = _map(_map(one, "valueFrom"), "fileKeyRef")
+            if file:
+                yield f"containers: env {one.get('name')} from {file.get('path')} in volume {file.get('volumeName')}"
+
+
+def _name_paths(template: Mapping[str, Any]) -> Iterator[str]:
+    for container in _list_containers(template):
+        for one in _list_objects(container, "volumeMounts"):
+            if one.get("subPathExpr"):
+                yield f"containers: subPathExpr {one['subPathExpr']}, which takes what env of that container sets"
+
+
+def _list_containers(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*_list_objects(template, "initContainers"), *_list_objects(template, "containers")]
+
+
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+# Words of kubelets and of the container runtime.
+_ABOUT_NODE: Final[_About] = (
+    (re.compile(r"dynamic resources|DRA driver"), _name_devices),
+    (re.compile(r"no runtime for|RuntimeHandler"), _name_runtime),
+    (re.compile(r"parse env file|not found in file"), _name_files),
+    (re.compile(r"missing value for"), _name_paths),
+)
 # Words of the scheduler, of old and new versions, and what they are about.
-_ABOUT: Final[tuple[tuple[re.Pattern[str], Callable[[Mapping[str, Any]], Iterator[str]]], ...]] = (
+_ABOUT_NODES: Final[_About] = (
     (re.compile(r"Pod's node affinity|match node selector|plugin\(s\) \[[^]]*NodeAffinity"), _name_chosen),
     (re.compile(r"\btaints?\b"), _name_tolerated),
     (re.compile(r"topology spread"), _name_spread),

@@ -145,14 +145,8 @@ def _find_problem(
         return agentless.reason, agentless.message
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
     template = spec.template["spec"]
-    if found is not None and found[0] in ("Unschedulable", "SchedulerError"):
-        found = found[0], waiting.name_fields(found[1], template)
-    if found is not None and found[0] == "SchedulingGated":
-        found = found[0], waiting.name_gates(found[1], template)
-    if found is not None and found[0] == "ImagePullFailed":
-        found = found[0], waiting.name_pull_secrets(found[1], template)
-    if found is not None and found[0] == "CreateContainerError":
-        found = found[0], waiting.name_sources(found[1], template)
+    if found is not None:
+        found = found[0], waiting.name(*found, template)
     is_vague = (
         found is not None and found[0] == "Unschedulable" and (room.withdrawn or waiting.waits_for_volume(found[1]))
     )
