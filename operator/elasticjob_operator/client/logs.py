@@ -102,7 +102,7 @@ async def read_pod(
             yield split_stamp(line)
 
 
-class Lines(Generic[T]):
+class LineQueue(Generic[T]):
     """A queue of lines that take at most `most` bytes of memory, or that is one line. Those who wait take turns."""
 
     def __init__(self, most: int) -> None:
@@ -157,7 +157,7 @@ class Merger:
         self._look = look
         self._follow = follow
         self._tail = tail
-        self._lines: Lines[Line] = Lines(_MOST_WAITING)
+        self._lines: LineQueue[Line] = LineQueue(_MOST_WAITING)
         self._readers: dict[str, asyncio.Task[None]] = {}  # by pod UID
         self._seen: dict[str, str] = {}
         self._job: Job | None = None

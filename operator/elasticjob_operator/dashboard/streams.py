@@ -13,7 +13,7 @@ from aiohttp import web
 
 from elasticjob_operator import numerals
 from elasticjob_operator.client import Client, ClientError, Job
-from elasticjob_operator.client.logs import Lines
+from elasticjob_operator.client.logs import LineQueue
 from elasticjob_operator.dashboard import guard, listpage, shell
 from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.jobpage import Seen
@@ -136,7 +136,7 @@ class Streams:
             most=most,
             longest=4 * _LOG_WIDTH,
         )
-        lines: Lines[str] = Lines(LOG_BYTES)
+        lines: LineQueue[str] = LineQueue(LOG_BYTES)
 
         async def read() -> None:
             async for line in reader:
@@ -175,7 +175,7 @@ def viewer(request: web.Request) -> str:
     return request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or request.remote or ""
 
 
-async def _take(lines: Lines[str], reading: asyncio.Task[None]) -> list[str]:
+async def _take(lines: LineQueue[str], reading: asyncio.Task[None]) -> list[str]:
     """The lines that are there, or the first that arrives; none after a while, or at the end."""
     getter = asyncio.create_task(lines.get())
     try:

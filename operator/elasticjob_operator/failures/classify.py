@@ -68,7 +68,7 @@ def failure_of_pod(
     if reason == POD_DEADLINE:
         said = replace(said, message=_AT_DEADLINE if has_deadline else _AT_DEADLINE_OF_OTHERS)
     elif probe and blame is Blame.USER and code in _KILLED:
-        said = replace(said, message=f"{said.message or 'it was killed'}: {_tell_probe(probe)}")
+        said = replace(said, message=f"{said.message}: {_tell_probe(probe)}")
     elif code == _TERMINATED and reason == "Error" and node is not None and _is_unexplained(pod, node):
         said = replace(said, message=f"{said.message}, {_BY_NOBODY} (kubectl events --for pod/{pod.name})")
     return Failure(
@@ -109,15 +109,14 @@ def _read_last_output(pod: Pod, reason: str) -> _Output:
     log = pod.exit.message if pod.exit else ""
     if pod.message or not log:
         code = pod.exit.code if pod.exit and reason not in _NEVER_MENDS else 0
-        killed = f"it was killed ({signal_name(code)})" if code in _KILLED else ""
+        killed = _tell_kill(code) if code in _KILLED else ""
         return _Output(first_line(pod.message or pod.waiting_message) or killed, log_tail=errortext.tail(log))
     assert pod.exit is not None, "only an exit has a message"
     if reason in _NEVER_MENDS:  # the message is the container runtime's; the program never ran
         return _Output(first_line(log))
     if pod.exit.code in _KILLED or reason == "OOMKilled":
         # The program was killed: the last line of its log is not an error.
-        killed = signal_name(pod.exit.code)
-        return _Output(f"it was killed ({killed})" if killed else "", log_tail=errortext.tail(log))
+        return _Output(_tell_kill(pod.exit.code), log_tail=errortext.tail(log))
     found = errortext.split(log)
     message = errortext.exception_of(found.traceback) or signal_name(pod.exit.code) or errortext.last_word(log)
     return _Output(message, errortext.shorten(found.traceback), errortext.tail(found.rest))
@@ -131,6 +130,10 @@ _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 1
 def signal_name(exit_code: int) -> str:
     """The name of the signal that an exit code stands for; "" if it is not a signal."""
     return _SIGNALS.get(exit_code - 128, "")
+
+
+def _tell_kill(exit_code: int) -> str:
+    return f"it was killed ({name})" if (name := signal_name(exit_code)) else ""
 
 
 _AT_DEADLINE = (

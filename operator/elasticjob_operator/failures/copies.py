@@ -18,29 +18,17 @@ UNFINISHED: Final = "NeverFinished"
 Finding = tuple[bool, str, str]  # status, reason and message of the condition
 
 
-def find_unfit(agents: Iterable[Agent]) -> str:
-    """The first pod that cannot have a name in a save, with the name; "" if all can."""
-    said = ((agent.pod, agent.state.checkpoint) for agent in agents)
-    return min((f"{pod} cannot have {one.unfit}" for pod, one in said if one is not None and one.unfit), default="")
-
-
-def find_unfinished(agents: Iterable[Agent]) -> str:
-    """The first pod with a file that is never finished, so not copied, with the file and why; "" if there is none."""
-    said = ((agent.pod, agent.state.checkpoint) for agent in agents)
-    return min((f"{pod} has {one.unfinished}" for pod, one in said if one is not None and one.unfinished), default="")
-
-
 def find_copies(
     before: api.Condition | None,
     told: wire.Checkpoint | None,
     wanted: api.Checkpoints | None,
-    unfit: str = "",
-    unfinished: str = "",
+    agents: Iterable[Agent] = (),
 ) -> Finding | None:
-    """The condition by what rank 0 tells, and by `find_unfit` and `find_unfinished`; None if it stays as it is."""
+    """The condition by what rank 0 tells, and what the agents of all pods do; None if it stays as it is."""
     if wanted is None:
         return None
-    if unfit:
+    said = [(agent.pod, one) for agent in agents if (one := agent.state.checkpoint) is not None]
+    if unfit := min((f"{pod} cannot have {one.unfit}" for pod, one in said if one.unfit), default=""):
         return (
             False,
             UNFIT,
@@ -49,7 +37,7 @@ def find_copies(
         )
     if told is None or told.restoring:
         return None
-    if unfinished:
+    if unfinished := min((f"{pod} has {one.unfinished}" for pod, one in said if one.unfinished), default=""):
         return (
             False,
             UNFINISHED,

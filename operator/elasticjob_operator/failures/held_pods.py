@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.model.reading import Notice
 
@@ -25,12 +26,6 @@ def find_held(pods: Iterable[Pod], now: float) -> tuple[tuple[Notice, ...], floa
 
 def _describe(held: list[Pod]) -> Notice:
     pod = held[0]
-    keepers = ", ".join(pod.held_by)
-    what = f"the finalizer {keepers} keeps" if len(pod.held_by) == 1 else f"the finalizers {keepers} keep"
-    what = f"{pod.name} is deleted, but {what} it"
     also = f" ({len(held)} pods are kept in this way)" if len(held) > 1 else ""
-    remedy = (
-        "whoever set it has to remove it; if that is gone for good, remove it from the pod's metadata.finalizers "
-        f"(kubectl edit pod {pod.name})"
-    )
-    return Notice("PodHeld", f"{what}{also}: {remedy}")
+    why = ownership.describe_keepers(pod.held_by, "pod", also)
+    return Notice("PodHeld", f"{pod.name} is deleted, but {why} (kubectl edit pod {pod.name})")

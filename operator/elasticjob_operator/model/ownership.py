@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,19 @@ def find_keepers(metadata: Raw) -> tuple[str, ...]:
     if metadata.get("deletionTimestamp") is None or metadata.get("deletionGracePeriodSeconds") != 0:
         return ()
     return tuple(str(finalizer)[:LONGEST_NAME] for finalizer in (metadata.get("finalizers") or ())[:MOST_KEEPERS])
+
+
+def describe_keepers(keepers: Sequence[str], kind: str, also: str = "") -> str:
+    """Who keeps a deleted object of this kind, and the remedy. `also`: what else is to be said of how it is kept."""
+    finalizer, keep, them, those, are = (
+        ("finalizer", "keeps", "it", "that", "is")
+        if len(keepers) == 1
+        else ("finalizers", "keep", "them", "those", "are")
+    )
+    return (
+        f"the {finalizer} {', '.join(keepers)} {keep} it{also}: whoever set {them} has to remove {them}; if {those} "
+        f"{are} gone for good, remove {them} from the {kind}'s metadata.finalizers"
+    )
 
 
 def why_no_worker(metadata: Raw) -> str:

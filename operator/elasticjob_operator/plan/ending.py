@@ -10,7 +10,7 @@ from elasticjob_operator.failures import nodes
 from elasticjob_operator.history import goodput, rank_failures
 from elasticjob_operator.history.records import Kind as What
 from elasticjob_operator.history.records import Record
-from elasticjob_operator.model import errortext
+from elasticjob_operator.model import errortext, ownership
 from elasticjob_operator.model.observe import NoRoom, Pod
 from elasticjob_operator.model.revise import RendezvousFields, revise
 from elasticjob_operator.plan import archiving, reporting
@@ -67,16 +67,8 @@ def tell_deletion(seen: Seen) -> Plan:
 
 def _describe_deletion(held_by: tuple[str, ...]) -> str:
     others = [finalizer for finalizer in held_by if finalizer not in _BY_KUBERNETES]
-    if len(others) == 1:
-        return (
-            f"the job is being deleted, and the finalizer {others[0]} keeps it: whoever set it has to remove it; if "
-            "that is gone for good, remove it from the job's metadata.finalizers"
-        )
     if others:
-        return (
-            f"the job is being deleted, and the finalizers {', '.join(others)} keep it: whoever set them has to remove "
-            "them; if those are gone for good, remove them from the job's metadata.finalizers"
-        )
+        return f"the job is being deleted, and {ownership.describe_keepers(others, 'job')}"
     waits = " once its pods are gone" if "foregroundDeletion" in held_by else ""
     return f"the job is being deleted{waits}"
 

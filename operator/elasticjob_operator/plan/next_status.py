@@ -80,9 +80,8 @@ def build(seen: Seen, spec: api.Spec, status: api.Status, pods: PodSelection, de
         conditions = reporting.with_condition(conditions, "Degraded", False, "AllWanted", "", now)
     first = seen.agents.get(world.members[0].uid) if training and world.members else None
     told = None if first is None else first.state.checkpoint
-    unfit = "" if spec.checkpoints is None else copies.find_unfit(seen.agents.values())
-    unfinished = "" if spec.checkpoints is None else copies.find_unfinished(seen.agents.values())
-    copied = copies.find_copies(status.condition("CheckpointCopied"), told, spec.checkpoints, unfit, unfinished)
+    before = status.condition("CheckpointCopied")
+    copied = copies.find_copies(before, told, spec.checkpoints, seen.agents.values())
     if copied is not None:
         conditions = reporting.with_condition(conditions, "CheckpointCopied", *copied, now)
     status = archiving.note(seen, spec, revise(status, conditions=conditions))

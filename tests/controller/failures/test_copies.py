@@ -57,12 +57,11 @@ def test_a_name_that_a_pod_cannot_have(
         make_agent(0, said={"checkpoint": wire.Checkpoint()}),
         make_agent(3),
     ]
-    unfit = copies.find_unfit(agents)
-    found = copies.find_copies(before, told, TWO, unfit)
+    found = copies.find_copies(before, told, TWO, agents)
     assert found and found[:2] == expected
     assert "digits-worker-1" in found[2] and "'a.pt'" in found[2], "it names one pod, always the same, and the file"
     assert "checkpoints.path" in found[2], "and the remedy"
-    assert copies.find_copies(before, told, None, unfit) is None
+    assert copies.find_copies(before, told, None, agents) is None
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,7 @@ def test_a_file_that_is_held_up_for_long(
     before: api.Condition | None, told: wire.Checkpoint | None, expected: tuple[bool, str] | None
 ) -> None:
     said = wire.Checkpoint(unfinished="'run/a.pt', beside which 'run/log' is always being written")
-    unfinished = copies.find_unfinished([make_agent(1, said={"checkpoint": said}), make_agent(0)])
-    found = copies.find_copies(before, told, TWO, "", unfinished)
+    found = copies.find_copies(before, told, TWO, [make_agent(1, said={"checkpoint": said}), make_agent(0)])
     assert (found and found[:2]) == expected
     assert found is None or all(
         word in found[2] for word in ("digits-worker-1", "'run/a.pt'", "logs", "mode `a`", "less often")
@@ -89,7 +87,7 @@ def test_a_file_that_is_held_up_for_long(
 
 
 def test_a_name_that_is_gone() -> None:
-    assert copies.find_unfit([make_agent(0, said={"checkpoint": wire.Checkpoint()})]) == ""
-    assert copies.find_copies(UNFIT, wire.Checkpoint(), TWO) is None, "nothing was lost"
+    agents = [make_agent(0, said={"checkpoint": wire.Checkpoint()})]
+    assert copies.find_copies(UNFIT, wire.Checkpoint(), TWO, agents) is None, "nothing was lost"
     found = copies.find_copies(UNFIT, wire.Checkpoint(number=3, copies=2), TWO)
     assert found and found[:2] == (True, copies.COPIED)

@@ -63,13 +63,13 @@ class ProcessGroups:
         with self.owning():
             self._make(place, is_lost)
             connect()
-            self._make_communicators(is_lost)
+            self._make_communicators(self._find_unconnected(), is_lost)
 
     def connect(self, is_lost: Callable[[], bool]) -> None:
         """Make the communicators of groups that a script has made since the world was entered."""
-        if self._find_unconnected():
+        if found := self._find_unconnected():
             with self.owning():
-                self._make_communicators(is_lost)
+                self._make_communicators(found, is_lost)
 
     @property
     def is_queued(self) -> bool:
@@ -122,17 +122,17 @@ class ProcessGroups:
             dist.group.WORLD if self._backend == "gloo" else dist.new_group(backend="gloo", timeout=self._timeout)
         )
 
-    def _make_communicators(self, is_lost: Callable[[], bool]) -> None:
+    def _make_communicators(self, mine: list[Any], is_lost: Callable[[], bool]) -> None:
         """Make what the backend would make in the first collective, which is in a step: a loss would free nobody there.
 
         Nothing frees a thread either that waits for a peer to make its communicator. So it is not this one.
         """
-        if not self._find_unconnected():
+        if not mine:
             return
         made = threading.Event()
         errors: list[Exception] = []
 
-        def make(mine: list[Any]) -> None:
+        def make() -> None:
             try:
                 if self._device.type == "cuda":
                     torch.cuda.set_device(self._device)  # each thread has a current device of its own
@@ -144,9 +144,8 @@ class ProcessGroups:
             finally:
                 made.set()
 
-        mine = self._find_unconnected()
         self._connected |= set(map(id, mine))
-        threads.Thread(make, (mine,), "elasticjob-connect").start()
+        threads.Thread(make, (), "elasticjob-connect").start()
         while not made.wait(_LOOK_SECONDS):
             if is_lost():
                 raise WorldLostError("a member was lost while the communicators were made")
