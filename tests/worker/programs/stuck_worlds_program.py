@@ -10,6 +10,7 @@ when it has entered further ones, alone, and gloo has given up.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from elasticjob.channel.place import Place
 from elasticjob.collectives import messages
@@ -30,7 +31,8 @@ from worker.programs.sending import die_after
 BACKEND = fake_nccl.NAME if sys.argv[1] == "device" else "gloo"
 WORLDS = int(sys.argv[2])
 PORTS = [int(port) for port in os.environ["GANG_PORTS"].split(",")]
-TIMEOUT = 2.0  # seconds after which gloo itself gives up
+MEETING = 60.0  # seconds within which two ranks enter a world, on a busy machine ...
+TIMEOUT = datetime.timedelta(seconds=2)  # ... and after which gloo itself gives up a message in it
 TEXT = "x" * (32 << 20)  # more than the buffers of a connection
 waits._LOOK_SECONDS = waits._PATIENCE_SECONDS = 0.1
 
@@ -40,7 +42,7 @@ def enter(groups: ProcessGroups, number: int, port: int, rank: int, size: int) -
 
 
 def die(number: int) -> None:
-    groups = ProcessGroups(BACKEND, TIMEOUT)
+    groups = ProcessGroups(BACKEND, MEETING)
     enter(groups, number, PORTS[number], 0, 2)
     die_after(len(TEXT) / 4)
     messages.broadcast(TEXT, 0, groups.flags)
@@ -55,9 +57,10 @@ def is_flat(counts: list[list[int]]) -> bool:
 
 
 def go_on(pipe: int) -> None:
-    groups, counts, stuck = ProcessGroups(BACKEND, TIMEOUT), [], 0
+    groups, counts, stuck = ProcessGroups(BACKEND, MEETING), [], 0
     for number in range(1, WORLDS + 1):
         enter(groups, number, PORTS[number], 1, 2)
+        distributed_c10d._set_pg_timeout(TIMEOUT, groups.flags)
 
         def lose() -> None:
             os.read(pipe, 1)
@@ -71,7 +74,7 @@ def go_on(pipe: int) -> None:
         stuck += groups._world.is_stuck
         groups.leave(broken=True)
         counts.append(count())
-    deadline = time.monotonic() + 10 * TIMEOUT
+    deadline = time.monotonic() + MEETING
     while not is_flat(counts) and time.monotonic() < deadline:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         enter(groups, WORLDS + 1, store.port, 0, 1)

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
 from elasticjob.sessions.fence import Fence
-from elasticjob.sessions.model_state import hook
 from elasticjob.torchcompat import nccl, threads
+from worker.gang_helper import run_alone
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -152,22 +151,31 @@ def test_a_scaler_needs_a_permission_of_its_own_for_what_was_reduced_since_the_l
         world.fence.skip()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in torch's compiler
+COMPILED = """
+import torch
+from elasticjob.sessions.model_state import hook
+from worker.programs.saying import say
+
+traced = []
+
+def ask(*_):
+    traced.append(torch.compiler.is_compiling())
+
+weight = torch.nn.Parameter(torch.ones(2))
+weight.grad = torch.ones(2)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+hook(optimizer, (ask, ask))
+step = torch.compile(optimizer.step, backend="eager")
+for _ in range(2):
+    step()
+say("traced", traced)
+"""
+
+
+@pytest.mark.timeout(120)
 def test_the_questions_about_a_compiled_step_are_asked_and_not_traced() -> None:
     """Traced, whether a member is lost would be looked up before the graph that waits for the device begins."""
-    traced: list[bool] = []
-
-    def ask(*_: object) -> None:
-        traced.append(torch.compiler.is_compiling())
-
-    weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    hook(optimizer, (ask, ask))
-    step = torch.compile(optimizer.step, backend="eager")
-    for _ in range(2):
-        step()
-    assert traced == [False] * 4
+    assert run_alone(COMPILED).results["traced"] == [False] * 4
 
 
 class Group:
