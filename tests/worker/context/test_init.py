@@ -14,7 +14,7 @@ from elasticjob.context.context import Context, pass_over, read_context
 from elasticjob.context.network import find_interface, own_address, read_interfaces, set_interface
 from elasticjob.errors import CollectiveFailedError, ConfigurationError
 from elasticjob.launch.preload import OWN_VARIABLES
-from worker.gang_helper import PROGRAMS, Member, clean_environment, run_gang
+from worker.gang_helper import PROGRAMS, Member, clean_environment, run_alone, run_gang
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
@@ -248,3 +248,31 @@ def test_imports_ahead_take_no_variable_that_each_start_sets_anew() -> None:
     """A module that reads one while it is imported must be imported by each worker."""
     place = Place(generation=3, rank=1, world_size=4, address="10.0.0.1", port=29500, repeats=2)
     assert set(place.as_environ()) <= OWN_VARIABLES
+
+
+LEAVING = """
+import os
+import torch
+import torch.distributed as dist
+import elasticjob
+from worker.programs.saying import say
+
+before = len(os.listdir("/proc/self/task"))
+with elasticjob.init():
+    dist.all_reduce(torch.ones(1))
+    model = {model}
+say("threads", len(os.listdir("/proc/self/task")) - before)
+say("model", type(model).__name__)
+"""
+
+
+def test_a_world_that_is_left_keeps_no_thread_that_may_wait_for_the_interpreter_when_it_has_ended() -> None:
+    """C++ would end the process by SIGABRT."""
+    assert run_alone(LEAVING.format(model="None")).results["threads"] == 0
+
+
+def test_the_groups_of_a_model_that_is_still_there_are_kept() -> None:
+    """It is the last that has them otherwise, and frees them in a deadlock."""
+    model = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))"
+    results = run_alone(LEAVING.format(model=model)).results
+    assert results["threads"] > 0 and results["model"] == "DistributedDataParallel"
