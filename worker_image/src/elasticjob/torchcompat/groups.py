@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -61,11 +62,22 @@ def destroy_groups() -> None:
 
     gloo's threads need the GIL to free the tensors of their last collective, and a group joins them when it is freed.
     Up to torch 2.7 it does so with the GIL held, which is a deadlock. The Python object of a backend releases the GIL
-    first, so it is kept for longer than its group.
+    first, so it is kept for longer than its group; for even longer (`keep_gloo`) only if somebody else still holds the
+    group: a thread of gloo's that waits for the GIL when the interpreter ends would end the process by SIGABRT.
     """
-    backends = [_find_gloo(group) for group in find_groups()]
+    groups = find_groups()
+    backends = [_find_gloo(group) for group in groups]
     dist.destroy_process_group()
+    if not _are_held(groups):
+        _kept.clear()
+    groups.clear()
     backends.clear()
+
+
+def _are_held(groups: list[Any]) -> bool:
+    """Whether anybody but this list has one of them."""
+    others = [object() for _ in groups]
+    return any(sys.getrefcount(one) > sys.getrefcount(other) for one, other in zip(groups, others, strict=True))
 
 
 def keep_gloo() -> None:
