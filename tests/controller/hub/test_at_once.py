@@ -50,7 +50,7 @@ async def say_at_once(running: RunningHub, data: bytes, pods: int = 20) -> None:
             await peer.hello()
         for peer in peers:
             peer.writer.write(data)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):  # a busy machine takes its time
             for peer in peers:
                 with contextlib.suppress(ConnectionError):
                     await peer.closed()
@@ -77,9 +77,9 @@ async def test_the_frames_of_a_few_pods_are_parsed_in_one_iteration(monkeypatch:
     async with running_hub(settings) as running, asyncio.TaskGroup() as group:
         counting = group.create_task(ticks.count())
         await say_at_once(running, b"\x01\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 40_000)
+        await eventually(lambda: running.hub.counts["closed:rate"] == 20)  # a peer may see its end first
         counting.cancel()
     assert ticks.seen and max(ticks.seen.values()) <= handshake.WORDS_A_TURN
-    assert running.hub.counts["closed:rate"] == 20
 
 
 LONG_STATE = (
