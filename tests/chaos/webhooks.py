@@ -17,7 +17,11 @@ from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.controlplane.certs import Authority
 
 LABEL: Final = "chaos-hook"
-KINDS: Final = ("denies", "fails", "slow", "late", "mutates", "shm", "spoils")  # a late one answers in time
+# A late one answers in time; a busy one refuses with 429. From "blinds" on, they change what the trainer needs.
+KINDS: Final = (
+    *("denies", "fails", "slow", "late", "busy", "mutates", "shm", "spoils"),
+    *("blinds", "unmounts", "empties", "replaces", "wraps"),
+)
 SLOW_SECONDS: Final = 3.0
 WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -53,9 +57,12 @@ class Handler(BaseHTTPRequestHandler):
 
 def answer_review(kind: str, review: dict[str, Any]) -> dict[str, Any]:
     request = review["request"]
-    response: dict[str, Any] = {"uid": request["uid"], "allowed": kind != "denies"}
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": kind not in ("denies", "busy")}
     if kind == "denies":
         response["status"] = {"message": "only pods with a cost centre", "code": 403}
+    if kind == "busy":
+        told = {"message": "the vault is sealed", "reason": "TooManyRequests", "code": 429}
+        response["status"] = {**told, "details": {"retryAfterSeconds": 1}}
     if patch := list(find_patch(kind, request["object"])):
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
@@ -71,12 +78,30 @@ def find_patch(kind: str, pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"op": "add", "path": "/spec/tolerations", "value": tolerations}
         labels = {**(pod["metadata"].get("labels") or {}), "mesh": "on"}
         yield {"op": "add", "path": "/metadata/labels", "value": labels}
+        for at, container in enumerate(spec["containers"], start=1):  # behind the proxy
+            path, (registry, _, image) = f"/spec/containers/{at}", container["image"].rpartition("/")
+            yield {"op": "replace", "path": f"{path}/image", "value": f"{registry}/mirror/{image}"}
+            env = [{"name": "HTTP_PROXY", "value": "http://proxy:1"}, *(container.get("env") or ())]
+            yield {"op": "add", "path": f"{path}/env", "value": env}
     if kind == "shm":
         volumes = [*(spec.get("volumes") or ()), {"name": "hook-shm", "emptyDir": {"medium": "Memory"}}]
         yield {"op": "add", "path": "/spec/volumes", "value": volumes}
         for at, container in enumerate(spec["containers"]):
             mounts = [*(container.get("volumeMounts") or ()), {"name": "hook-shm", "mountPath": "/dev/shm"}]
             yield {"op": "add", "path": f"/spec/containers/{at}/volumeMounts", "value": mounts}
+    trainer = spec["containers"][0]
+    if kind == "blinds":
+        kept = [one for one in trainer["env"] if one["name"] != "ELASTICJOB_HUB_URL"]
+        yield {"op": "replace", "path": "/spec/containers/0/env", "value": kept}
+    if kind == "unmounts":
+        kept = [one for one in trainer["volumeMounts"] if "elasticjob-token" not in one["name"]]
+        yield {"op": "replace", "path": "/spec/containers/0/volumeMounts", "value": kept}
+    if kind == "empties":
+        volumes = [{"name": one["name"], "emptyDir": {}} if "hostPath" in one else one for one in spec["volumes"]]
+        yield {"op": "replace", "path": "/spec/volumes", "value": volumes}
+    if kind in ("replaces", "wraps"):
+        command = ["sleep", "1000000"] if kind == "replaces" else ["vault-env", *trainer["command"]]
+        yield {"op": "replace", "path": "/spec/containers/0/command", "value": command}
     if kind == "spoils":
         yield {"op": "add", "path": "/spec/nodeSelector", "value": {"spoiled": "not a label value"}}
 

@@ -115,9 +115,23 @@ def test_a_probe_that_a_policy_gives_the_pods_is_thought_of(jobs: Jobs, cluster:
 
 
 @together
-def test_a_deadline_that_a_policy_gives_the_pods_is_not_the_templates(jobs: Jobs, cluster: Cluster) -> None:
-    with policy(jobs, cluster, 'op: "add", path: "/spec/activeDeadlineSeconds", value: 4'):
-        jobs.create("dated", light_spec(replicas=1, elasticPolicy={"maxRestarts": 1}))
-        failed = jobs.await_condition("dated", "Failed", timeout=90)
-    assert "spec.template.spec does not set it: an admission webhook or a policy does" in failed["message"]
-    assert "remove it" not in failed["message"], "nobody finds it there"
+def test_a_deadline_that_a_policy_gives_the_pods_is_not_the_jobs(jobs: Jobs, cluster: Cluster) -> None:
+    """It is told before it passes, charged to nobody, and tried less and less often."""
+    made: set[str] = set()
+
+    def is_told() -> bool:
+        made.update(pod["metadata"]["uid"] for pod in jobs.pods("dated"))
+        found = jobs.condition("dated", "Degraded")
+        return found.get("reason") == "BackOff" and "activeDeadlineSeconds (2) has passed" in found["message"]
+
+    with policy(jobs, cluster, 'op: "add", path: "/spec/activeDeadlineSeconds", value: 2'):
+        jobs.create("dated", light_spec(replicas=1, elasticPolicy={"maxRestarts": 0}))
+        told = jobs.await_condition("dated", "Warning")
+        assert told["reason"] == "PodDeadline"
+        assert "activeDeadlineSeconds (2) will end this pod, and spec.template.spec does not set it" in told["message"]
+        assert "an admission webhook or a policy does" in told["message"]
+        wait_for(is_told, "a pod is waited for", timeout=90)
+    assert len(made) <= 10
+    status = jobs.await_world("dated", 1, timeout=120)
+    assert not status["restarts"].get("user"), "nothing of this is the job's"
+    assert not status.get("nodeFaults"), "nor a node's"

@@ -143,6 +143,25 @@ def test_twenty_jobs_behind_a_webhook_that_times_out_are_told_and_delay_no_other
         assert not slow.await_world(name, 2, timeout=120)["restarts"].get("total")
 
 
+@together
+def test_a_webhook_that_is_too_busy_for_one_namespace_is_told(lab: Lab) -> None:
+    """It asks for another try after a second, each time: it gets fewer."""
+    jobs = lab("hook-busy", chaos_hook="busy")
+    began = time.monotonic()
+    jobs.create("job", build_spec(8))
+    told = wait_for(lambda: read_told(jobs, "WriteFailed"), "it is told")
+    assert "429 TooManyRequests" in told
+    assert "the vault is sealed" in told
+    jobs.scale("job", 7)
+    time.sleep(5)  # in which more may be tried
+    minutes = (time.monotonic() - began) / 60
+    asked = [name for kind, name in list(lab.asked) if kind == "busy"]
+    print(f"{len(asked)} requests in {minutes:.2f} minutes")
+    assert len(asked) <= 6 + 20 * minutes
+    jobs.kube.request("PATCH", f"/api/v1/namespaces/{jobs.namespace}", NO_HOOK, content_type=MERGE)
+    assert not await_healthy(jobs, 7)["restarts"].get("total")
+
+
 @pytest.mark.parametrize("kind", ["mutates", "shm"])
 @together
 def test_a_webhook_that_changes_pods_does_no_harm(lab: Lab, kind: str) -> None:
@@ -161,16 +180,36 @@ def test_a_webhook_that_changes_pods_does_no_harm(lab: Lab, kind: str) -> None:
     [
         pytest.param("denies", "CreateForbidden", ("denies.hook.example", "only pods with a cost centre"), id="denies"),
         pytest.param("spoils", "PodAltered", ("spec.nodeSelector", "webhook"), id="makes them invalid"),
+        pytest.param(
+            "blinds", "PodAltered", ("env[ELASTICJOB_HUB_URL]", "became nothing", "webhook"), id="takes a variable"
+        ),
+        pytest.param(
+            "unmounts", "PodAltered", ("volumeMounts[/var/run/secrets/elasticjob.dev]", "nothing"), id="takes a mount"
+        ),
+        pytest.param("empties", "PodAltered", ("volumes[data]: hostPath became emptyDir",), id="takes a volume"),
+        pytest.param("replaces", "PodAltered", ("command: torchrun train.py became sleep",), id="takes the command"),
     ],
 )
 @together
 def test_a_webhook_that_refuses_pods_is_told(lab: Lab, kind: str, reason: str, words: tuple[str, ...]) -> None:
     jobs = lab(f"hook-{kind}", chaos_hook=kind)
-    jobs.create("job", build_spec(2))
+    spec = build_spec(2, {"volumes": [{"name": "data", "hostPath": {"path": "/tmp"}}]})
+    spec["template"]["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    jobs.create("job", spec)
     told = wait_for(lambda: read_told(jobs, reason), "it is told")
     assert [word for word in words if word not in told] == []
     jobs.kube.request("PATCH", f"/api/v1/namespaces/{jobs.namespace}", NO_HOOK, content_type=MERGE)
     assert not await_healthy(jobs, 2)["restarts"].get("total")
+
+
+@together
+def test_a_program_before_the_command_is_told_when_the_job_fails(lab: Lab) -> None:
+    """It may be meant: one that fetches secrets, for example. This image has none."""
+    jobs = lab("hook-wraps", chaos_hook="wraps")
+    jobs.create("job", build_spec(2))
+    told = jobs.await_condition("job", "Failed")["message"]
+    assert "vault-env" in told
+    assert "command: torchrun train.py became vault-env torchrun train.py" in told
 
 
 @together
