@@ -13,12 +13,12 @@ import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.apply import batches, deletions, manifests, refusals, resizing
+from elasticjob_operator.apply import alterations, batches, deletions, manifests, refusals, resizing
 from elasticjob_operator.apply.events import EventRecorder
 from elasticjob_operator.apply.refused_writes import RefusedWrites
 from elasticjob_operator.backoff import find_pause
@@ -89,6 +89,9 @@ class Applier:
         self._threads = Threads("status")  # for large ones
         self.served = Served()
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
+        self.altered: Recent[str, str] = Recent(
+            MOST_REMEMBERED
+        )  # what others changed in the newest pod, by the job's UID
         self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
         self._held: set[JobKey] = set()
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
@@ -306,22 +309,33 @@ class Applier:
     async def _send_pod(self, job: Job, body: dict[str, Any]) -> None:
         path = path_of("v1", "pods", job.namespace)
         try:
-            made = (await self._api.request("POST", path, body, accept=METADATA_ONLY, job=job.name))["metadata"]
+            made = await self._api.request("POST", path, body, job=job.name)
+        except UnreadableError:  # it is created, and larger than what is read
+            made = await self._api.request("GET", f"{path}/{body['metadata']['name']}", accept=METADATA_ONLY)
         except ApiError as error:
             self._note_refused_write(job, error)
             if error.status != 409:
                 raise refusals.name_pod(error, body) from error
             await self._look_at(job, body["metadata"]["name"])
             return
-        lacking = refusals.find_alteration(made, body["metadata"])
-        if not lacking:
-            self._cache.put_pod({**body, "metadata": made})
-            return
-        # Nobody else would remove it, and it would keep its name and its devices.
-        await self._delete_pod(job, Deletion(made["name"], made["uid"], f"{lacking} changed"))
-        altered = refusals.name_alteration(made["name"], lacking)
-        self._note_refused_write(job, altered)
-        raise altered
+        metadata = made["metadata"]
+        if lacking := refusals.find_alteration(metadata, body["metadata"]):
+            await self._give_up(job, metadata, refusals.name_alteration(metadata["name"], lacking))
+        found = alterations.find_alterations(body, made) if "spec" in made else ()
+        if vital := [one for one in found if one.is_vital]:
+            named = refusals.name_changes(metadata["name"], alterations.describe(vital))
+            await self._give_up(job, metadata, named)
+        if found:
+            self.altered[job.uid] = alterations.tell(found)
+        else:
+            self.altered.pop(job.uid, None)
+        self._cache.put_pod({**body, "metadata": metadata})
+
+    async def _give_up(self, job: Job, metadata: Mapping[str, Any], why: ApiError) -> NoReturn:
+        """A pod that is no worker: nobody else would remove it, and it would keep its name and its devices."""
+        await self._delete_pod(job, Deletion(metadata["name"], metadata["uid"], why.message))
+        self._note_refused_write(job, why)
+        raise why
 
     async def _look_at(self, job: Job, name: str) -> None:
         """The name is taken: read the pod, which is either this job's (not in the cache yet) or another's."""

@@ -11,7 +11,7 @@ from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.model import ownership, reading
 from elasticjob_operator.plan.values import Kind
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import BUSY, ApiError
 
 # The field that the API server refuses, in an item of its list, or at the beginning of its message; "<nil>" is all.
 _REFUSED_FIELD: Final = re.compile(
@@ -33,6 +33,9 @@ _NO_POLICY: Final = (
     "of the cluster can reach the workers' ports"
 )
 _ALTERED: Final = "PodAltered"
+_BY_OTHERS: Final = (
+    "an admission webhook or a policy has changed that; let it leave the pods of ElasticJobs as they are"
+)
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
 # A field with what is wrong about it, and its value where that is a short text, as the API server read it.
 _WRONG_FIELD: Final = re.compile(
@@ -63,9 +66,10 @@ def is_refusal(error: ApiError) -> bool:
 def explain_trouble(error: ApiError, *, answers_others: bool = False) -> tuple[str, str] | None:
     """(reason, message) of a condition for an error that lasts; None if the API server was only away or busy.
 
-    `answers_others`: it has answered other requests since one of this job had no answer, so it is not away.
+    `answers_others`: it has answered other requests since one of this job had no answer, or found it too busy, so it is
+    not away.
     """
-    if error.status in (429, 503) or (error.status == 0 and not answers_others):
+    if error.status in (0, *BUSY) and not answers_others:
         return None
     return "WriteFailed", f"the API server does not take what the operator writes, which is tried again: {error}"
 
@@ -289,9 +293,13 @@ def name_alteration(pod: str, lacking: str) -> ApiError:
     return ApiError(
         422,
         _ALTERED,
-        f"the pod {pod} was created without what the operator has written into {lacking}: an admission webhook or a "
-        "policy has changed that; let it leave the pods of ElasticJobs as they are",
+        f"the pod {pod} was created without what the operator has written into {lacking}: {_BY_OTHERS}",
     )
+
+
+def name_changes(pod: str, changes: str) -> ApiError:
+    """What a job is told one of whose new pods came without what its trainer needs."""
+    return ApiError(422, _ALTERED, f"the pod {pod} is not as the operator has made it: {changes}; {_BY_OTHERS}")
 
 
 def label_lost(name: str) -> ApiError:

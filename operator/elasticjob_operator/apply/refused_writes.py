@@ -7,17 +7,18 @@ clock that nobody sets.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from elasticjob_operator.recent import Recent
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import BUSY, ApiError
 
 MOST: Final = 10
 OFTEN: Final = 5  # from then on, only what a job cannot do without is tried
 SECONDS: Final = 60.0
 _MOST_JOBS: Final = 10_000
 # Of a server that is away or busy, and of objects that have changed: the next try is not for nothing.
-_PASSING: Final = (0, 404, 409, 429, 503)
+_PASSING: Final = (0, 404, 409, *BUSY)
 
 
 class RefusedWrites:
@@ -25,8 +26,15 @@ class RefusedWrites:
 
     def __init__(self) -> None:
         self._times: Recent[str, tuple[float, ...]] = Recent(_MOST_JOBS)
+        self._busy: Recent[str, float] = Recent(_MOST_JOBS)
+
+    def was_busy(self, uid: str, since: float) -> bool:
+        """Whether the API server has been too busy for such a write of the job since then."""
+        return self._busy.get(uid, -math.inf) >= since
 
     def note(self, uid: str, error: ApiError, now: float) -> None:
+        if error.status in BUSY:
+            self._busy[uid] = now
         if error.status not in _PASSING:
             self._times[uid] = (*self._times.get(uid, ()), now)[-MOST:]
 

@@ -33,6 +33,7 @@ SHARED_TRIES = 2  # those of several pods; at the first one, a few try for all, 
 AT_ONCE = 4  # the few
 LONGER = 1.5  # times as long as those that failed has the pod to live that tries for others, and a second more
 BOOKED_SECONDS = 2.0  # creation times are whole seconds, and the loss of a member may be booked after it was made good
+CUT_SECONDS = 600.0  # a deadline is too short with which pods end before that, and have completed no step
 HASTY_SECONDS = 1.0  # creation times are whole seconds: a pod made later than that is of another round
 MAX_SECONDS = 300.0
 FORGET_SECONDS = 60.0
@@ -46,6 +47,7 @@ class Setback:
 
     began: float  # when it was created
     lived: float  # seconds that it ran
+    is_cut: bool = False  # a deadline that others set ended it, and ends the next one after as long
 
 
 def note(
@@ -66,7 +68,7 @@ def note(
     """
     known = before or api.BackoffStatus()
     worked = step is not None and (known.step is None or step > known.step)
-    early = [s for s in setbacks if s.lived < (WORKED_SECONDS if worked else STABLE_SECONDS)]
+    early = [s for s in setbacks if s.lived < _least(s, worked=worked)]
     if not early and not whole:
         return before
     since = parse_time(known.since)
@@ -95,6 +97,13 @@ def note(
         until=format_time(until) if until > now else None,
         step=max((s for s in (step, known.step) if s is not None), default=None),
     )
+
+
+def _least(setback: Setback, *, worked: bool) -> float:
+    """How long a pod or world has to have run not to have failed at its start."""
+    if worked:
+        return WORKED_SECONDS
+    return CUT_SECONDS if setback.is_cut else STABLE_SECONDS
 
 
 def digest_cause(spec: api.Spec) -> str:
@@ -172,7 +181,8 @@ def _find_tries(backoff: api.BackoffStatus, missing: int, live: Sequence[Pod], n
     if since is None or not backoff.held or (not is_again and have_others_started and backoff.held <= AT_ONCE):
         return missing, None
     tried = [p for p in live if p.created >= since - BOOKED_SECONDS]
-    has_to_live = LONGER * backoff.lived_seconds + 1.0 if backoff.lived_seconds else 0.0
+    lived = min(backoff.lived_seconds, STABLE_SECONDS)  # with a deadline, none lives longer than the last one
+    has_to_live = LONGER * lived + 1.0 if lived else 0.0
     proven = min((p.began + has_to_live for p in tried if p.began is not None and p.started), default=None)
     if proven is not None and proven <= now:
         return missing, None
@@ -186,7 +196,8 @@ def forget(backoff: api.BackoffStatus | None, now: float) -> api.BackoffStatus |
     if backoff is None or since is None or since > now + 1:  # last condition: the clock was set back
         return None
     waited = (parse_time(backoff.until) or since) - since
-    return None if now - since > FORGET_SECONDS + 2 * waited else backoff
+    ran = max(0.0, backoff.lived_seconds - STABLE_SECONDS)  # until a deadline
+    return None if now - since > FORGET_SECONDS + 2 * (waited + ran) else backoff
 
 
 def describe(status: api.Status) -> tuple[str, str] | None:

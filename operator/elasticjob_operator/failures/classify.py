@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
@@ -17,6 +17,7 @@ _NEVER_MENDS = frozenset({"StartError", "ContainerCannotRun", "InvalidImageName"
 # Reasons that runtimes and kubelets give for a container that has disappeared: the node was rebooted.
 _VANISHED = frozenset({"Unknown", "ContainerStatusUnknown"})
 LOST = "Lost"
+POD_DEADLINE = "DeadlineExceeded"  # status.reason of a pod
 
 
 class Blame(StrEnum):
@@ -45,28 +46,33 @@ class Failure:
     fatal: bool = False  # a retry cannot succeed
     waits: bool | None = None  # in a hang: whether this rank is blocked in a collective
     collectives: int | None = None  # in a hang: that this rank has entered
+    altered: str = ""  # what others have changed in the job's pods, which may be why
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a deadline that is not its template's has ended the pod."""
+        return self.reason == POD_DEADLINE and self.blame is Blame.INFRASTRUCTURE
 
     @property
     def hung(self) -> bool:
         return self.reason in (names.RANK_HUNG, names.WORLD_HUNG)
 
 
-POD_DEADLINE = "DeadlineExceeded"  # status.reason of a pod
-
-
 def failure_of_pod(
-    pod: Pod, node: Node | None, rank: int | None = None, probe: str = "", *, has_deadline: bool = True
+    pod: Pod, node: Node | None, rank: int | None = None, probe: str = "", foreign_deadline: str = ""
 ) -> Failure:
     """The failure of a failed pod. `probe`: the field of a probe with which its template has the kubelet kill it.
 
-    `has_deadline`: whether its template sets one for the pod.
+    `foreign_deadline`: what to tell of its deadline, if not its template has set that.
     """
     code = pod.exit.code if pod.exit else None
     reason = pod.reason or (pod.exit.reason if pod.exit else "")
     said = _read_last_output(pod, reason)
     blame = blame_of_pod(pod, node, may_be_probed=bool(probe))
-    if reason == POD_DEADLINE:
-        said = replace(said, message=_AT_DEADLINE if has_deadline else _AT_DEADLINE_OF_OTHERS)
+    if reason == POD_DEADLINE and foreign_deadline:
+        said, blame = replace(said, message=foreign_deadline), Blame.INFRASTRUCTURE
+    elif reason == POD_DEADLINE:
+        said = replace(said, message=_AT_DEADLINE)
     elif probe and blame is Blame.USER and code in _KILLED:
         said = replace(said, message=f"{said.message}: {_tell_probe(probe)}")
     elif code == _TERMINATED and reason == "Error" and node is not None and _is_unexplained(pod, node):
@@ -140,10 +146,23 @@ _AT_DEADLINE = (
     "spec.template.spec.activeDeadlineSeconds has passed for this pod: remove it, and limit the job with "
     "spec.runPolicy.activeDeadlineSeconds"
 )
-_AT_DEADLINE_OF_OTHERS = (
-    "activeDeadlineSeconds has passed for this pod, and spec.template.spec does not set it: an admission webhook or a "
-    "policy does: let it spare the pods of ElasticJobs, or give them longer"
-)
+
+
+def tell_deadline(pod: Pod, template: Mapping[str, Any], what: str) -> str:
+    """Whose deadline a pod has that this template does not give it."""
+    wanted, seconds = template["spec"].get("activeDeadlineSeconds"), pod.deadline_seconds
+    whose = repr(pod.deadline_writer) if pod.deadline_writer else "an admission webhook or a policy"
+    instead = "does not set it" if wanted is None else f"sets {wanted}"
+    return (
+        f"activeDeadlineSeconds ({seconds}) {what} this pod, and spec.template.spec {instead}: {whose} does: let it "
+        "spare the pods of ElasticJobs, or give them longer"
+    )
+
+
+def has_foreign_deadline(pod: Pod, template: Mapping[str, Any]) -> bool:
+    """Whether somebody else has given this pod of this template a deadline, or another one."""
+    wanted = template["spec"].get("activeDeadlineSeconds")
+    return pod.deadline_seconds is not None and pod.deadline_seconds != wanted
 
 
 _BY_NOBODY = (

@@ -7,6 +7,7 @@ by namespaces and jobs, the leadership check, metrics, and decoding that yields 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from elasticjob_operator.kube.clock import ClusterClock
 from elasticjob_operator.kube.fair_queue import Owner, Slots, Urgency
 from elasticjob_operator.kube.leadership import Leadership
 from elasticjob_operator.kube.token_file import TokenFile
-from elasticjob_operator.rest.errors import ApiError, UnreadableError, decode_error, no_reply
+from elasticjob_operator.rest.errors import BUSY, ApiError, UnreadableError, decode_error, no_reply
 from elasticjob_operator.rest.json_stream import (
     LARGE_BYTES,
     Head,
@@ -67,6 +68,7 @@ class Api:
         transport.guard(self._seconds_to_send)
         self.observer: Observer | None = None
         self.heard = time.monotonic()  # when the API server answered last, or told an event
+        self.served = -math.inf  # when it did so last, but for saying that it is busy
 
     @classmethod
     async def connect(
@@ -196,7 +198,7 @@ class Api:
                 opened()
                 with contextlib.suppress(aiohttp.SocketTimeoutError):  # an idle watch ends normally
                     async for chunk in response.content.iter_any():
-                        self.heard = time.monotonic()
+                        self.heard = self.served = time.monotonic()
                         async for event in lines.feed(chunk):
                             yield event
             finally:
@@ -212,6 +214,8 @@ class Api:
         self.heard = time.monotonic()
         if response.status < 500:  # else a proxy may have answered, which has a clock of its own
             self.clock.note(response.headers.get("Date"), self.heard - sent)
+        if response.status not in BUSY:
+            self.served = self.heard
         return response
 
     def _permit(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:

@@ -61,6 +61,8 @@ class Pod:
     resize_problem: str = ""  # why the node has not given it these
     resource_version: str = ""
     is_shared: bool = False  # the job is not its only owner
+    deadline_seconds: int | None = None  # activeDeadlineSeconds of its spec ...
+    deadline_writer: str = ""  # ... and who has set it; "" if the API server does not know, as of admission
 
     @property
     def terminal(self) -> bool:
@@ -260,6 +262,7 @@ def observe_pod(raw: Raw, devices: Devices = ()) -> Pod | None:
     found = containers.find_trainer(spec, status, trainer)
     created = parse_time(metadata.get("creationTimestamp")) or 0.0
     some = list(conditions.items())[:MOST_CONDITIONS]
+    deadline = numerals.read_count(spec.get("activeDeadlineSeconds"), 2**31)
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -296,6 +299,8 @@ def observe_pod(raw: Raw, devices: Devices = ()) -> Pod | None:
         resize_problem=_find_resize_problem(conditions.get("PodResizePending") or {}),
         resource_version=metadata.get("resourceVersion", ""),
         is_shared=ownership.is_shared(metadata),
+        deadline_seconds=deadline,
+        deadline_writer="" if deadline is None else ownership.find_writer(metadata, "activeDeadlineSeconds"),
     )
 
 

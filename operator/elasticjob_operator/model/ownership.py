@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator import numerals
+from elasticjob_operator import numerals, text
 from elasticjob_operator.api import names
 
 Raw = Mapping[str, Any]
 POD = "Pod"
+MOST_WRITERS = 100  # that are looked at
 MOST_KEEPERS = 3  # of an object that are named
 LONGEST_NAME = 253  # of any object; also more than any UID has
 
@@ -50,6 +51,20 @@ def owner_of(metadata: Raw) -> tuple[str, str]:
 def is_shared(metadata: Raw) -> bool:
     """Whether it has another owner: then the garbage collector keeps it when its job is gone."""
     return len(metadata.get("ownerReferences") or ()) > 1
+
+
+def find_writer(metadata: Raw, field: str) -> str:
+    """Who has set this field of the spec, other than the operator; "" if the API server does not know.
+
+    It knows whoever changes an object later; what admission sets in a new one has no manager.
+    """
+    entries = metadata.get("managedFields")
+    for entry in entries[:MOST_WRITERS] if isinstance(entries, list) else ():
+        fields = entry.get("fieldsV1") if isinstance(entry, Mapping) else None
+        spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
+        if isinstance(spec, Mapping) and f"f:{field}" in spec and entry.get("manager") != names.FIELD_MANAGER:
+            return text.clean(str(entry.get("manager") or ""), 128)
+    return ""
 
 
 def find_keepers(metadata: Raw) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
         if missing:
             status = _note_departed(seen, spec, status, verdicts)
         return Accounting(_forget_counted(seen, status))
+    found = [replace(one, altered=seen.altered) if one.blame is Blame.USER else one for one in found]
     failure = classify.first_failure(found)
     verdict = classify.apply_rules(spec.failure_policy.rules, failure)
     if verdict is Verdict.RESTART and any(f.blame is Blame.INFRASTRUCTURE for f in found):
@@ -175,7 +176,7 @@ def _charge(
     )
     faults = status.node_faults
     unfit = {f.node for f in found if f.reason in (classify.PREFLIGHT, classify.CORRUPT)}
-    blamed = sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE})
+    blamed = sorted({f.node for f in found if f.node and f.blame is Blame.INFRASTRUCTURE and not f.is_cut})
     for node in blamed[-faulty_nodes.MOST_OF_A_STATUS :]:
         faults = faulty_nodes.note(faults, node, seen.now, faulty_nodes.PROOF if node in unfit else 1)
     told = itertools.islice(classify.others_of(found, failure), rank_failures.MOST_FAILURES - 1)
@@ -212,7 +213,7 @@ def _note_failures(
     whole = bool(charged) or inside
     noted = backoff_rules.note(
         status.restarts.backoff,
-        [_setback(pods.get(f.pod_uid), status, seen.now) for f in found],
+        [replace(_setback(pods.get(f.pod_uid), status, seen.now), is_cut=f.is_cut) for f in found],
         reason=classify.PREFLIGHT if failure.reason == classify.PREFLIGHT else "CrashLoop" if whole else "BackOff",
         whole=whole,
         charged=charged,
@@ -321,8 +322,10 @@ def _was_asked_to_stop(pod: Pod, seen: Seen) -> bool:
 def _failure_of(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status, rank: int | None, probe: str) -> Failure:
     if probe and _was_asked_to_stop(pod, seen):
         return classify.failure_of_probed_end(pod, probe)
-    has_deadline = spec.template["spec"].get("activeDeadlineSeconds") is not None
-    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe, has_deadline=has_deadline)
+    deadline = ""
+    if pod.template_hash == spec.template_hash and classify.has_foreign_deadline(pod, spec.template):
+        deadline = classify.tell_deadline(pod, spec.template, "has passed for")
+    failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe, deadline)
     unfit = classify.blame_unfit_node(failure, classify.last_words_of(pod, seen.agents.get(pod.uid)))
     if unfit is not failure and (rank is None or unfit.reason == classify.CORRUPT):
         return unfit

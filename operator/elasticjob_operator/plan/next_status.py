@@ -119,7 +119,7 @@ def find_agentless(seen: Seen, spec: api.Spec, status: api.Status) -> silence.Fi
     return silence.find_agentless(
         seen.pods,
         seen.agents.keys(),
-        lambda: contradictions.advise(spec),
+        lambda: "; ".join(filter(None, (contradictions.advise(spec), seen.altered))),
         hub_started=seen.hub_started,
         now=seen.now,
     )
@@ -146,6 +146,8 @@ def _find_problem(
     template = spec.template["spec"]
     if found is not None:
         found = found[0], waiting.name(*found, template)
+        if found[0] == "ImagePullFailed" and seen.altered:
+            found = found[0], f"{found[1]}; {seen.altered}"
     is_vague = (
         found is not None and found[0] == "Unschedulable" and (room.withdrawn or waiting.waits_for_volume(found[1]))
     )

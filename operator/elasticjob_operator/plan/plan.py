@@ -16,6 +16,7 @@ from elasticjob_operator.api import names, podtemplate, wire
 from elasticjob_operator.failures import (
     backoff_rules,
     budget,
+    classify,
     health_watch,
     held_pods,
     incidents,
@@ -132,7 +133,10 @@ def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
     unasked = queueing.find_unasked(seen.job, has_kueue=config.has_kueue)
     before, notices = (
         made.status.condition("Warning"),
-        (*seen.job.notices, *unasked, *held, *_find_untold(seen, made.status), *_find_unwatched(seen)),
+        (
+            *(*seen.job.notices, *unasked, *held),
+            *(*_find_deadlines(seen), *_find_untold(seen, made.status), *_find_unwatched(seen)),
+        ),
     )
     if not notices and (before is None or before.status == "False"):
         return made
@@ -151,6 +155,20 @@ def _find_untold(seen: Seen, status: api.Status) -> tuple[Notice, ...]:
     degraded = status.condition("Degraded")
     is_told = degraded is not None and degraded.status == "True" and degraded.reason == seen.problem[0]
     return () if is_told else (Notice(*seen.problem),)
+
+
+def _find_deadlines(seen: Seen) -> tuple[Notice, ...]:
+    """A deadline that others have given to pods of the job."""
+    spec = seen.job.spec
+    if spec is None:
+        return ()
+    found = [p for p in seen.pods if p.live and p.template_hash == spec.template_hash]
+    given = [p for p in found if classify.has_foreign_deadline(p, spec.template)]
+    if not given:
+        return ()
+    cut = min(given, key=lambda p: p.index)
+    told = classify.tell_deadline(cut, spec.template, "will end")
+    return (Notice("PodDeadline", f"{cut.name}: {told}. The pod is then replaced, which is not charged"),)
 
 
 def _find_unwatched(seen: Seen) -> tuple[Notice, ...]:

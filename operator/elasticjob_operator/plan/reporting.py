@@ -218,7 +218,8 @@ def describe_failure(failure: Failure) -> str:
     what = f" [{failure.reason}]" if failure.reason not in ("", "Error", "WorkerFailed", last) else ""
     last = advise(last)
     ended = "ended" if failure.exit_code == 0 else "failed"
-    return f"{who} {ended}{how}{what}" + (f": {last}" if last else "")
+    altered = f"; {failure.altered}" if failure.altered else ""
+    return f"{who} {ended}{how}{what}" + (f": {last}" if last else "") + altered
 
 
 # --- conditions ------------------------------------------------------------------------------------------

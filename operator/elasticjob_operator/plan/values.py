@@ -81,6 +81,7 @@ class Seen:
     template: taking.Found | taking.Refusal | None = None  # for a job that waits for it; None: nobody looked
     origin: Job | None = None  # the job of checkpoints.from.job, if there is one
     problem: tuple[str, str] | None = None  # (reason, message): why the API server rejected the last writes
+    altered: str = ""  # what others have changed in its pods, for a job that fails
     said: Mapping[str, tuple[bool, str]] = field(default_factory=dict)  # about pods that wait: see `failures.waiting`
     unresized: tuple[str, str] = ("", "")  # the template that the API server did not resize pods to, and why
     health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the rules of the job

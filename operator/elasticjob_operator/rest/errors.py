@@ -10,6 +10,7 @@ from elasticjob_operator import numerals
 from elasticjob_operator.text import printable
 
 MOST_WAIT_SECONDS: Final = 3600
+BUSY: Final = (429, 503)  # of a server, or of a webhook that it asks, that has too much to do
 MOST_MESSAGE: Final = 4096  # characters: the API server repeats what tenants wrote, however long it is
 MOST_CAUSES: Final = 512  # fields of an object that were refused ...
 MOST_CAUSE: Final = 512  # ... with so many characters about each

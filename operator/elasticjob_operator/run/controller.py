@@ -35,7 +35,7 @@ from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.ratelimit import Bucket
-from elasticjob_operator.rest.errors import ApiError
+from elasticjob_operator.rest.errors import BUSY, ApiError
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.news import JobNews, News
 from elasticjob_operator.run.node_memory import NodeMemory
@@ -51,6 +51,8 @@ CONTEST_SECONDS = 600.0  # between two events about writers who fight about the 
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
+BUSY_SECONDS = 0.5  # of a server that is too busy for a job, and answers nobody: then one looks whether it would
+LONGEST_ASKED = 60.0  # seconds that a busy server may ask for
 LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
 TOLD_SECONDS = 2.0  # until a job that may not tell its news looks whether it may
 MOST_BEGUN = 100  # jobs whose tasks are made in one turn of the event loop
@@ -81,6 +83,7 @@ class _Loop:
     reason: str = ""
     lines: Bucket = field(default_factory=lambda: Bucket(LINES_AT_ONCE, time.monotonic()))  # of the log
     news: JobNews = field(default_factory=JobNews)
+    began: float = 0.0  # when the last pass began (monotonic)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
     quiet: QuietPods = field(default_factory=QuietPods)
@@ -89,6 +92,9 @@ class _Loop:
     trouble: tuple[str, str] | None = None  # ... and what is told
     last_error: ApiError | None = None
     unanswered_at: float = math.inf  # when it was noted that the last request got no answer; inf if it got one
+    busy_since: float | None = None  # since when the API server has been too busy for a write of this job (monotonic)
+    busy_until: float = 0.0  # until when it is not asked for more ...
+    kept_until: float = 0.0  # ... and to delete any
     overdue: OverduePods = field(default_factory=OverduePods)
     sizes: contests.History = ()  # that spec.replicas has had
     health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the job's rules
@@ -267,7 +273,7 @@ class Controller:
             self._wake_later(key, loop, self._backoff(loop))
         else:
             if not loop.is_held and not loop.keeps:
-                loop.troubled_since = loop.last_trouble = None
+                loop.troubled_since = loop.last_trouble = loop.busy_since = None
                 loop.unanswered_at = math.inf
                 if loop.trouble is not None:
                     loop.trouble, loop.dirty, loop.woken = None, True, time.monotonic()
@@ -294,7 +300,7 @@ class Controller:
             self._on_forget(key)
             return None
         job, version = known
-        started = time.monotonic()
+        started = loop.began = time.monotonic()
         now = self._clock()
         often_until = self._applier.refused.wait_for_extras(job.uid, started)
         if loop.problem_generation != job.generation and often_until <= started:
@@ -319,6 +325,7 @@ class Controller:
             template=await self._find_template(job) if job.awaited and self._find_template else None,
             origin=self._find_origin(job),
             problem=loop.problem or loop.trouble or loop.undeleted,
+            altered=self._applier.altered.get(job.uid, ""),
             said=loop.quiet.said,
             unresized=loop.unresized,
             contested_until=contested_until,
@@ -389,7 +396,8 @@ class Controller:
         refused = self._applier.refused
         if (wait := refused.wait_for_extras(job.uid, started) - started) > 0:
             made = made.without_extras(now + wait)
-        if (wait := self._applier.wait_until(job, made, started) - started) > 0:
+        busy_until = 0.0 if made.is_idle else loop.busy_until
+        if (wait := max(self._applier.wait_until(job, made, started), busy_until) - started) > 0:
             made, loop.is_held = (
                 replace(made.held_back(now + wait, pods=True), set_replicas=None, set_suspend=False),
                 True,
@@ -405,11 +413,12 @@ class Controller:
     def _delete_less(self, loop: _Loop, job: Job, made: Plan, now: float, started: float) -> Plan:
         """The plan with one deletion for all if some were refused, and without any if many were."""
         undeleted = self._applier.undeleted
-        wait = undeleted.wait_until(job.uid, 1, started) - started
+        wait = max(undeleted.wait_until(job.uid, 1, started), loop.kept_until) - started
         loop.keeps = wait > 0 and bool(made.delete or made.remove)
         if loop.keeps:
             return made.deleting_less(now + wait)
-        return made.deleting_less(None) if undeleted.has_any(job.uid, started) else made
+        is_try = undeleted.has_any(job.uid, started) or loop.busy_since is not None
+        return made.deleting_less(None) if is_try else made
 
     def _note_refusal(self, loop: _Loop, job: Job, outcome: Outcome, made: Plan, *, is_try: bool) -> float | None:
         """Note whether the API server has rejected a write; return when that is tried again."""
@@ -457,13 +466,41 @@ class Controller:
             is_known, loop.last_error = error is loop.last_error, error  # one that the applier holds back is told once
             logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
             loop.tries_one = True
-        trouble = refusals.explain_trouble(error, answers_others=self._api.heard > loop.unanswered_at)
+        is_busy, answers = error.status in BUSY, self._api.heard > loop.unanswered_at
+        if is_busy:
+            loop.busy_since = time.monotonic() if loop.busy_since is None else loop.busy_since
+            answers = await self._is_served(key, loop.busy_since)
+        else:
+            loop.busy_since = None
+        trouble = refusals.explain_trouble(error, answers_others=answers)
         loop.unanswered_at = time.monotonic() if error.status == 0 else math.inf
         loop.last_trouble = trouble or loop.last_trouble
         loop.troubled_since = time.monotonic() if loop.troubled_since is None else loop.troubled_since
-        self._note_trouble(loop)
-        first_pause = REFUSED_SECONDS if trouble and error.status not in (404, 409) else SHORTEST_PAUSE
-        self._wake_later(key, loop, error.retry_after or self._backoff(loop, first_pause))
+        told_in = self._note_trouble(loop)
+        first_pause = REFUSED_SECONDS if is_busy or (trouble and error.status not in (404, 409)) else SHORTEST_PAUSE
+        if not is_busy:
+            pause = error.retry_after or self._backoff(loop, first_pause)
+        else:
+            pause = max(self._backoff(loop, first_pause), min(error.retry_after or 0.0, LONGEST_ASKED))
+            self._ask_later(key, loop, time.monotonic() + pause)
+        self._wake_later(key, loop, min(pause, told_in or pause))
+
+    async def _is_served(self, key: JobKey, since: float) -> bool:
+        """Whether the API server has answered anything else since it was too busy for a write of this job."""
+        if self._api.served <= since < time.monotonic() - BUSY_SECONDS:
+            try:
+                await self._look_again(key)
+            except ApiError:
+                return False
+        return self._api.served > since
+
+    def _ask_later(self, key: JobKey, loop: _Loop, until: float) -> None:
+        """Let the API server alone with the writes for which it is too busy, whatever happens meanwhile."""
+        known = self._cache.jobs.get(key)
+        if known is not None and self._applier.undeleted.was_busy(known[0].uid, loop.began):
+            loop.kept_until = until
+        else:
+            loop.busy_until = until
 
     def _note_trouble(self, loop: _Loop) -> float | None:
         """Tell of an error that has lasted for a while; else return in how many seconds that is so."""

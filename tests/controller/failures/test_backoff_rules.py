@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from elasticjob_operator.times import format_time
 
 NEW = Setback(NOW - 3, 2.0)
 HASTY = Setback(NOW - 1, 0.5)
+CUT = Setback(NOW - 60, 55.0, is_cut=True)
 OLD = Setback(NOW - 500, 490.0)
 
 
@@ -69,6 +71,11 @@ WHOLE = {"whole": True, "charged": 1}
         pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 5}, (4, 1, 1), id="without-a-step"),
         pytest.param(known(3, ago=20, step=5), [Setback(NOW - 13, 12)], {"step": 6}, (3, 1, 0), id="with-a-step"),
         pytest.param(None, [NEW], WHOLE, (1, 0, 0), id="charged"),
+        pytest.param(None, [Setback(NOW - 70, 60.0)], {}, None, id="after-a-minute"),
+        pytest.param(None, [CUT], {}, (1, 1, 0), id="a-deadline-after-a-minute"),
+        pytest.param(known(4, ago=61), [CUT], {}, (5, 1, 2), id="and-again"),
+        pytest.param(None, [CUT], {"step": 7}, None, id="a-deadline-after-a-step"),
+        pytest.param(None, [replace(CUT, lived=700.0)], {}, None, id="a-deadline-after-ten-minutes"),
         pytest.param(None, [Setback(NOW - 2, 0.0)], WHOLE, (1, 0, 1), id="charged-and-it-never-ran"),
         pytest.param(known(1), [NEW], WHOLE, (2, 0, 1), id="charged-again"),
         pytest.param(known(7), [OLD], {**WHOLE, "charged": 4}, (1, 0, 4), id="charged-often-after-long"),
@@ -88,6 +95,8 @@ def test_note(before: Any, setbacks: list[Setback], fields: dict[str, Any], expe
         pytest.param(known(9, ago=150, wait=64), True, id="long-ago-and-long-waited-for"),
         pytest.param(known(9, ago=200, wait=64), False, id="longer-ago"),
         pytest.param(known(9, ago=-3600, wait=64), False, id="the-clock-was-set-back"),
+        pytest.param(known(2, ago=200, lived_seconds=120.0), True, id="a-deadline-passes-again"),
+        pytest.param(known(2, ago=300, lived_seconds=120.0), False, id="and-not-any-more"),
     ],
 )
 def test_forget(before: Any, kept: bool) -> None:

@@ -1,0 +1,298 @@
+"""What admission has changed in a new pod of what its trainer needs: a pure comparison of what was sent and what came.
+
+What others add is theirs: containers, volumes, variables, tolerations, defaults. So is an image of another registry.
+What a pod cannot train without is *vital*: such a pod is not kept. All else may be meant, as the program before a
+command that fetches secrets: it is told when the job fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from elasticjob_operator import quantity, text
+from elasticjob_operator.api import names
+from elasticjob_operator.api.podtemplate import trainer_container
+from elasticjob_operator.model import launchers
+
+Raw = Mapping[str, Any]
+
+MOST: Final = 16  # that are told of one pod
+_LONGEST: Final = 160  # characters of a value
+_LONGEST_NAME: Final = 64
+_PACKAGES: Final = f"{names.RUNTIME_PATH}/site-packages"
+# Variables without which a pod is not one of its job's world. What others say about the rest is obeyed.
+_NEEDED: Final = frozenset(
+    {
+        *(names.ENV_NAME, names.ENV_NAMESPACE, names.ENV_UID, names.ENV_INDEX),
+        *(names.ENV_POD_NAME, names.ENV_POD_UID, names.ENV_POD_IP),
+        *(names.ENV_HUB_URL, names.ENV_TOKEN_FILE, names.ENV_CA_FILE),
+        *(names.ENV_CHECKPOINTS, names.ENV_CHECKPOINT_COPIES, names.ENV_ARCHIVE, names.ENV_ARCHIVE_FROM),
+        *("PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_NNODES", "PET_NPROC_PER_NODE"),
+        *("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_LOCAL_ADDR"),
+    }
+)
+_GONE: Final = "nothing"
+_EMPTY: Final = "emptyDir"
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """A field of the pod, what was sent and what it became."""
+
+    field: str
+    before: str
+    after: str
+    is_vital: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.before} became {self.after}"
+
+
+def find_alterations(sent: Raw, made: Raw) -> tuple[Alteration, ...]:
+    """What has changed between two pods, of which the trainer needs it; those come first without which it is none."""
+    found = sorted(_compare(sent, made), key=lambda one: not one.is_vital)
+    return tuple(found[:MOST])
+
+
+def describe(found: Sequence[Alteration]) -> str:
+    return "; ".join(map(str, found))
+
+
+def tell(found: Sequence[Alteration]) -> str:
+    """What a job is told that has failed, if its pods were changed; "" if they were not."""
+    if not found:
+        return ""
+    return f"an admission webhook or a policy has changed its pods, which may be why: {describe(found)}"
+
+
+def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
+    before, after = sent["spec"], _object(made.get("spec"))
+    trainer = trainer_container({"metadata": sent["metadata"], "spec": before})
+    others = _by_name(after, "containers") | _by_name(after, "initContainers")
+    for kind in ("initContainers", "containers"):
+        for container in before.get(kind) or ():
+            name = container["name"]
+            found = _by_name(after, kind).get(name) if name == trainer else others.get(name)
+            where = f"spec.{kind}[{_cut(name)}]"
+            if found is None:
+                yield Alteration(where, "the container", _GONE, is_vital=True)
+                continue
+            yield from _compare_start(where, container, found, is_trainer=name == trainer)
+            if name == trainer:
+                yield from _compare_variables(where, container, found)
+                yield from _compare_devices(where, container, found)
+            yield from _compare_mounts(where, container, found)
+    yield from _compare_volumes(before, after)
+    if after.get("restartPolicy") != before.get("restartPolicy"):
+        yield _changed("spec.restartPolicy", before.get("restartPolicy"), after.get("restartPolicy"), is_vital=True)
+    for field in ("hostname", "subdomain"):
+        if before.get(field) and after.get(field) != before[field]:
+            yield _changed(f"spec.{field}", before[field], after.get(field))
+    grace, left = (_number(one.get("terminationGracePeriodSeconds")) for one in (before, after))
+    if grace is not None and left is not None and left < grace:
+        yield _changed("spec.terminationGracePeriodSeconds", grace, left)
+
+
+def _compare_start(where: str, before: Raw, after: Raw, *, is_trainer: bool) -> Iterator[Alteration]:
+    """What the container runs: its image, and the words of its command."""
+    if not _is_same_image(str(before.get("image") or ""), str(after.get("image") or "")):
+        yield _changed(f"{where}.image", before.get("image"), after.get("image"))
+    wanted, words = _words(before), _words(after)
+    if wanted == words:
+        return
+    field = "command" if before.get("command") != after.get("command") else "args"
+    # A program that starts the command has it among its arguments, or in a line for a shell.
+    is_kept = not wanted or _holds_in_order(words, wanted) or launchers.starts_agent(words)
+    yield _changed(f"{where}.{field}", _line(wanted), _line(words), is_vital=is_trainer and not is_kept)
+
+
+def _compare_variables(where: str, before: Raw, after: Raw) -> Iterator[Alteration]:
+    wanted, found = _variables(before), _variables(after)
+    for name, one in wanted.items():
+        other = found.get(name)
+        if other is not None and _holds(other, one):
+            continue
+        if name == "PYTHONPATH" and _PACKAGES in str(one.get("value")):
+            value = str((other or {}).get("value") or "")
+            if _PACKAGES in value or "$(PYTHONPATH)" in value:
+                continue  # others have put theirs beside it
+            is_vital = True
+        else:
+            is_vital = name in _NEEDED
+        yield _changed(f"{where}.env[{_cut(name)}]", _tell_value(one), _tell_value(other), is_vital=is_vital)
+
+
+def _compare_devices(where: str, before: Raw, after: Raw) -> Iterator[Alteration]:
+    """Devices that the trainer has lost: the number of its processes was made for them."""
+    limits, left = (_object(_object(one.get("resources")).get("limits")) for one in (before, after))
+    for name, amount in limits.items():
+        if "/" in name and not _is_same_amount(amount, left.get(name)):
+            yield _changed(f"{where}.resources.limits[{_cut(name)}]", amount, left.get(name))
+
+
+def _compare_mounts(where: str, before: Raw, after: Raw) -> Iterator[Alteration]:
+    found = _mounts(after)
+    for path, mount in _mounts(before).items():
+        other = found.get(path)
+        field = f"{where}.volumeMounts[{_cut(path)}]"
+        if other is None:
+            yield Alteration(field, f"volume {_cut(mount.get('name'))}", _GONE, is_vital=path != "/dev/shm")  # noqa: S108
+        elif other.get("readOnly") and not mount.get("readOnly"):
+            yield Alteration(field, "writable", "readOnly")
+        elif mount.get("name") == other.get("name") and mount.get("subPath") != other.get("subPath"):
+            yield _changed(f"{field}.subPath", mount.get("subPath"), other.get("subPath"))
+
+
+def _compare_volumes(before: Raw, after: Raw) -> Iterator[Alteration]:
+    found = _by_name(after, "volumes")
+    known = {one["name"] for kind in ("containers", "initContainers") for one in before.get(kind) or ()}
+    fed = {  # by containers that others have added: some bring what is in a claim that way
+        mount.get("name")
+        for kind in ("containers", "initContainers")
+        for container in _by_name(after, kind).values()
+        if container.get("name") not in known
+        for mount in container.get("volumeMounts") or ()
+    }
+    for name, volume in _by_name(before, "volumes").items():
+        other = found.get(name)
+        if other is None:
+            continue  # its mounts have gone with it, and are told
+        kind, instead = _kind(volume), _kind(other)
+        field = f"spec.volumes[{_cut(name)}]"
+        if kind == instead == _EMPTY:
+            yield from _compare_empty(field, _object(volume.get(kind)), _object(other.get(kind)))
+        elif kind != instead:
+            is_lost = instead == _EMPTY and name not in fed
+            is_ours = bool(_find_token(volume).startswith(names.TOKEN_AUDIENCE))
+            yield Alteration(field, kind, instead, is_vital=is_lost or is_ours)
+        elif kind == "projected" and _find_token(volume) and _find_token(other) != _find_token(volume):
+            is_ours = _find_token(volume).startswith(names.TOKEN_AUDIENCE)
+            yield _changed(f"{field}.projected", _find_token(volume), _find_token(other), is_vital=is_ours)
+        elif kind == "persistentVolumeClaim" and volume[kind].get("claimName") != other[kind].get("claimName"):
+            yield _changed(f"{field}.{kind}", volume[kind].get("claimName"), other[kind].get("claimName"))
+
+
+def _compare_empty(field: str, before: Raw, after: Raw) -> Iterator[Alteration]:
+    for name in ("medium", "sizeLimit"):
+        wanted, found = before.get(name) or "", after.get(name) or ""
+        if not _is_same_amount(wanted, found):
+            yield _changed(f"{field}.emptyDir.{name}", wanted, found)
+
+
+def _is_same_image(before: str, after: str) -> bool:
+    """Whether this is the same image, as far as its name tells: a mirror has a path of its own, and may pin it."""
+    if before == after:
+        return True
+    (name, tag, digest), (other, other_tag, other_digest) = _split_image(before), _split_image(after)
+    if other != name and not other.endswith(f"-{name}") and not other.endswith(f"_{name}"):
+        return False
+    if digest and other_digest:
+        return digest == other_digest
+    return bool(other_digest) or tag == other_tag
+
+
+def _split_image(image: str) -> tuple[str, str, str]:
+    rest, _, digest = image.partition("@")
+    name, _, tag = rest.rpartition("/")[2].partition(":")
+    return name, tag or "latest", digest
+
+
+def _is_same_amount(wanted: object, found: object) -> bool:
+    """The API server writes quantities in a form of its own."""
+    try:
+        return quantity.parse(wanted) == quantity.parse(found)
+    except ValueError:
+        return str(wanted) == str(found)
+
+
+def _words(container: Raw) -> list[str]:
+    return [str(word) for field in ("command", "args") for word in container.get(field) or ()]
+
+
+def _holds_in_order(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the words of a command are in this order among these, or in one of them."""
+    left, at = "\n".join(words), 0
+    for word in wanted:
+        at = left.find(word, at)
+        if at < 0:
+            return False
+        at += len(word)
+    return True
+
+
+def _variables(container: Raw) -> dict[str, Raw]:
+    """By name; of two with one name the last one counts, as for the kubelet."""
+    return {str(one.get("name")): one for one in container.get("env") or () if isinstance(one, Mapping)}
+
+
+def _mounts(container: Raw) -> dict[str, Raw]:
+    return {
+        str(one.get("mountPath") or "").rstrip("/") or "/": one
+        for one in container.get("volumeMounts") or ()
+        if isinstance(one, Mapping)
+    }
+
+
+def _by_name(spec: Raw, kind: str) -> dict[str, Raw]:
+    return {str(one.get("name")): one for one in spec.get(kind) or () if isinstance(one, Mapping)}
+
+
+def _kind(volume: Raw) -> str:
+    return next((key for key, value in volume.items() if key != "name" and value is not None), _EMPTY)
+
+
+def _find_token(volume: Raw) -> str:
+    """Audience and path of the token in a projected volume; "" if it has none."""
+    for source in _object(volume.get("projected")).get("sources") or ():
+        token = _object(_object(source).get("serviceAccountToken"))
+        if token.get("path"):
+            return f"{token.get('audience') or ''} {token['path']}"
+    return ""
+
+
+def _holds(found: Any, wanted: Any) -> bool:
+    """Whether all that was wanted is there: the API server adds what goes without saying."""
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(
+            _holds(found.get(key), value)
+            for key, value in wanted.items()
+            if value not in ("", None) and key != "divisor"
+        )
+    return bool(found == wanted) or str(found) == str(wanted)
+
+
+def _tell_value(variable: Raw | None) -> object:
+    """A value of the operator's or of a source; what users write into a variable may be a secret."""
+    if variable is None:
+        return None
+    name = str(variable.get("name"))
+    if name in _NEEDED or name == "PYTHONPATH":
+        return variable.get("value") if variable.get("value") is not None else "its source"
+    return "its value" if variable.get("value") is not None else "its source"
+
+
+def _changed(field: str, before: object, after: object, *, is_vital: bool = False) -> Alteration:
+    said, now = _say(before), _say(after)
+    return Alteration(field, said, "another one" if said == now else now, is_vital)
+
+
+def _say(value: object) -> str:
+    return _GONE if value is None or value == "" else text.clean(str(value), _LONGEST)
+
+
+def _line(words: Sequence[str]) -> str:
+    return " ".join(words)
+
+
+def _cut(name: object) -> str:
+    return text.clean(str(name), _LONGEST_NAME)
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _object(value: object) -> Raw:
+    return value if isinstance(value, Mapping) else {}

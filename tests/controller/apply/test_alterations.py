@@ -1,0 +1,205 @@
+"""What admission has changed in a new pod of what its trainer needs, and what is no change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.builders import make_job, make_spec
+from elasticjob_operator.api import names
+from elasticjob_operator.apply import alterations, manifests
+from elasticjob_operator.plan.values import NewPod
+
+Pod = dict[str, Any]
+Change = Callable[[Pod], object]
+
+
+def build_pod() -> Pod:
+    trainer = {
+        "name": "trainer",
+        "image": "docker.io/team/train:v3",
+        "command": ["torchrun"],
+        "args": ["train.py", "--lr", "0.1"],
+        "env": [{"name": "LR", "value": "0.1"}, {"name": "EMPTY", "value": ""}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data/"}],
+        "resources": {"limits": {"nvidia.com/gpu": 2}},
+    }
+    pod = {
+        "containers": [trainer, {"name": "logs", "image": "logs:1"}],
+        "initContainers": [{"name": "download", "image": "get:1"}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "tmp"}],
+    }
+    job = make_job(make_spec(template={"spec": pod}, checkpoints={"path": "/ckpt", "sizeLimit": "1024Mi"}))
+    assert job.spec is not None
+    settings = manifests.Settings(hub_url="wss://hub:1", tls=True, runtime_image="runtime:1")
+    return manifests.build_pod(job, job.spec, NewPod(0), settings)
+
+
+def trainer_of(pod: Pod) -> Pod:
+    return next(one for one in pod["spec"]["containers"] if one["name"] == "trainer")
+
+
+def set_variable(name: str, value: str | None) -> Change:
+    def change(pod: Pod) -> None:
+        trainer = trainer_of(pod)
+        kept = [one for one in trainer["env"] if one["name"] != name]
+        trainer["env"] = kept if value is None else [*kept, {"name": name, "value": value}]
+
+    return change
+
+
+def set_field(**fields: Any) -> Change:
+    return lambda pod: trainer_of(pod).update(fields)
+
+
+def unmount(path: str) -> Change:
+    def change(pod: Pod) -> None:
+        trainer = trainer_of(pod)
+        trainer["volumeMounts"] = [one for one in trainer["volumeMounts"] if one["mountPath"] != path]
+
+    return change
+
+
+def set_volume(name: str, **source: Any) -> Change:
+    def change(pod: Pod) -> None:
+        volumes = pod["spec"]["volumes"]
+        pod["spec"]["volumes"] = [{"name": name, **source} if one["name"] == name else one for one in volumes]
+
+    return change
+
+
+def feed(pod: Pod) -> None:
+    """As JuiceFS and Fluid do where nodes take no drivers: a container brings what is in the claim."""
+    set_volume("data", emptyDir={})(pod)
+    mount = {"name": "data", "mountPath": "/data", "mountPropagation": "Bidirectional"}
+    pod["spec"]["containers"].append({"name": "fuse", "image": "fuse:1", "volumeMounts": [mount]})
+
+
+def default(pod: Pod) -> None:
+    """What the API server, LimitRanges, meshes and clouds add to any pod."""
+    spec, trainer = pod["spec"], trainer_of(pod)
+    spec["containers"].insert(0, {"name": "istio-proxy", "image": "istio:1"})
+    spec["initContainers"].insert(0, {"name": "istio-init", "image": "istio:1"})
+    spec["tolerations"] = [{"key": "team", "operator": "Exists"}]
+    spec["volumes"].append({"name": "kube-api-access", "projected": {"sources": []}})
+    spec["securityContext"], spec["priority"] = {"fsGroup": 1}, 5
+    set_volume("tmp", emptyDir={})(pod)
+    set_volume("data", persistentVolumeClaim={"claimName": "data", "readOnly": False})(pod)
+    trainer["volumeMounts"].append({"name": "kube-api-access", "mountPath": "/var/run/secrets/kubernetes.io"})
+    trainer["resources"] = {"limits": {"nvidia.com/gpu": "2", "cpu": "1"}, "requests": {"nvidia.com/gpu": "2"}}
+    trainer["env"] += [{"name": "HTTP_PROXY", "value": "http://proxy:1"}]
+    for variable in trainer["env"]:
+        if variable.get("value") == "":
+            del variable["value"]
+        if field := variable.get("valueFrom", {}).get("fieldRef"):
+            field["apiVersion"] = "v1"
+    for volume in spec["volumes"]:
+        if volume.get("emptyDir", {}).get("sizeLimit"):
+            volume["emptyDir"]["sizeLimit"] = "1Gi"
+
+
+def trace(pod: Pod) -> None:
+    """As OpenTelemetry and Datadog instrument Python."""
+    for one in trainer_of(pod)["env"]:
+        if one["name"] == "PYTHONPATH":
+            one["value"] = f"/otel:{one['value']}:/otel/more"
+
+
+WRAPPED = ["vault-env", "torchrun", "train.py", "--lr", "0.1"]
+SHELL = ["sh", "-c", "wait-for-mesh && exec torchrun train.py --lr 0.1"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(default, id="additions and defaults"),
+        pytest.param(feed, id="a claim whose files a container brings is told, and kept"),
+        pytest.param(trace, id="a path of others beside ours"),
+        pytest.param(set_field(image="mirror.example/hub/team/train:v3"), id="a mirror"),
+        pytest.param(set_field(image="mirror.example/hub/train@sha256:abc"), id="a mirror that pins the digest"),
+        pytest.param(set_field(image="mirror.example/docker.io-team-train:v3"), id="a mirror with flat names"),
+        pytest.param(set_field(command=["torchrun", "train.py"], args=["--lr", "0.1"]), id="the same words"),
+        pytest.param(
+            lambda pod: pod["spec"]["initContainers"].append(pod["spec"]["containers"].pop()), id="a native sidecar"
+        ),
+    ],
+)
+def test_what_is_no_alteration(change: Change) -> None:
+    sent = build_pod()
+    made = copy.deepcopy(sent)
+    change(made)
+    found = alterations.find_alterations(sent, made)
+    assert [str(one) for one in found if one.is_vital] == []
+    if change is not feed:
+        assert alterations.tell(found) == ""
+
+
+TOKEN = names.MOUNT_PATH
+ENV = "spec.containers[trainer].env"
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "is_vital"),
+    [
+        (set_variable(names.ENV_HUB_URL, None), f"{ENV}[ELASTICJOB_HUB_URL]: wss://hub:1 became nothing", True),
+        (set_variable("PET_NNODES", "1"), "[PET_NNODES]: ", True),
+        (set_variable(names.ENV_HANG_TIMEOUT, "0"), f"{ENV}[{names.ENV_HANG_TIMEOUT}]: its value became", False),
+        (set_variable("LR", "0.2"), f"{ENV}[LR]: its value became another one", False),
+        (set_variable("PYTHONPATH", "/otel"), "became /otel", True),
+        (unmount(TOKEN), f"volumeMounts[{TOKEN}]: volume elasticjob-token became nothing", True),
+        (unmount("/data/"), "volumeMounts[/data]: volume data became nothing", True),
+        (unmount("/ckpt"), "volumeMounts[/ckpt]: volume elasticjob-checkpoints became nothing", True),
+        (unmount("/dev/shm"), "volumeMounts[/dev/shm]: volume elasticjob-shm became nothing", False),
+        (set_volume("data", emptyDir={}), "volumes[data]: persistentVolumeClaim became emptyDir", True),
+        (set_volume("data", hostPath={"path": "/d"}), "persistentVolumeClaim became hostPath", False),
+        (set_volume("data", persistentVolumeClaim={"claimName": "b"}), "persistentVolumeClaim: data became b", False),
+        (set_volume("elasticjob-token", projected={"sources": []}), "projected: elasticjob.dev token became", True),
+        (set_volume("elasticjob-shm", emptyDir={}), "emptyDir.medium: Memory became nothing", False),
+        (
+            set_volume("elasticjob-shm", emptyDir={"medium": "Memory", "sizeLimit": "64Mi"}),
+            "nothing became 64Mi",
+            False,
+        ),
+        (set_field(command=["sleep"], args=["1"]), "command: torchrun train.py --lr 0.1 became sleep 1", True),
+        (set_field(command=WRAPPED, args=[]), "command: torchrun train.py --lr 0.1 became vault-env torchrun", False),
+        (set_field(command=SHELL, args=[]), "became sh -c wait-for-mesh && exec torchrun", False),
+        (set_field(args=["train.py"]), "args: torchrun train.py --lr 0.1 became torchrun train.py", False),
+        (set_field(image="docker.io/team/train:v2"), "image: docker.io/team/train:v3 became", False),
+        (set_field(image="docker.io/team/other:v3"), "became docker.io/team/other:v3", False),
+        (set_field(resources={}), "resources.limits[nvidia.com/gpu]: 2 became nothing", False),
+        (lambda pod: pod["spec"]["initContainers"].clear(), "spec.initContainers[elasticjob-runtime]: ", True),
+        (lambda pod: pod["spec"].update(restartPolicy="Always"), "spec.restartPolicy: Never became Always", True),
+        (lambda pod: pod["spec"].update(subdomain=""), "spec.subdomain: ", False),
+        (lambda pod: pod["spec"].update(terminationGracePeriodSeconds=5), "became 5", False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_trainer_needs_is_told(change: Change, told: str, is_vital: bool) -> None:
+    sent = build_pod()
+    made = copy.deepcopy(sent)
+    change(made)
+    found = alterations.find_alterations(sent, made)
+    assert told in alterations.describe(found)
+    assert any(one.is_vital for one in found) is is_vital
+    assert told in alterations.tell(found)
+
+
+def test_values_of_users_are_not_told() -> None:
+    """They may be secrets, and who reads a condition need not read pods."""
+    sent = build_pod()
+    made = copy.deepcopy(sent)
+    set_variable("LR", "hunter2")(made)
+    assert "hunter2" not in alterations.tell(alterations.find_alterations(sent, made))
+
+
+def test_a_pod_of_which_much_has_changed_is_told_in_short() -> None:
+    sent = build_pod()
+    trainer_of(sent)["env"] += [{"name": f"V{n}", "value": "1"} for n in range(1000)]
+    made = copy.deepcopy(sent)
+    set_field(env=[], command=["x" * 100_000], args=[])(made)
+    found = alterations.find_alterations(sent, made)
+    assert found[0].is_vital, "what matters comes first"
+    assert len(alterations.tell(found)) < 8_000
