@@ -15,7 +15,7 @@ from elasticjob.agent import events
 from elasticjob.agent.events import HubView
 from elasticjob.agent.state import State
 from elasticjob.agent.stores import Stores
-from elasticjob.peers import directory
+from elasticjob.peers import unfinished
 from elasticjob.peers.directory import Workers
 from elasticjob.protocol import wire
 from worker.peers.gang import limit_names, make_deep, wait_for
@@ -167,7 +167,7 @@ def test_a_directory_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) ->
 
 
 def test_a_checkpoint_that_another_file_holds_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_HELD_SECONDS", 1.0)
+    monkeypatch.setattr(unfinished, "HELD_SECONDS", 1.0)
     agent = FakeAgent(tmp_path / "pod")
     folder, lines = agent.path / "run", iter(range(1_000_000))
 

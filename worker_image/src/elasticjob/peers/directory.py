@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from elasticjob.peers import folder, records
+from elasticjob.peers import folder, records, unfinished
 from elasticjob.peers.choice import Holding
 from elasticjob.peers.chunks import ChunkStore, digest_of
 from elasticjob.peers.records import File, Files, Record, Report, entry_of
 from elasticjob.peers.watch import QUIET, Stat, Watch
 
-_LOG_SECONDS: Final = 10.0  # for which a worker keeps a log open to append to, and no checkpoint
-_LOGS_EVERY: Final = 2.0  # how often to look for them
-_MOST_TOLD: Final = 200  # characters of a path
-_HELD_SECONDS: Final = 300.0  # longer than the parts of one save are apart
+_LOGS_EVERY: Final = 2.0  # seconds: how often to look for logs
 
 
 class Workers(Enum):
@@ -38,22 +34,6 @@ class Known:
     stat: Stat
     file: File
     restored: bool  # by the agent, not written by the script
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A file in an entry that is being written: since when, and since when it is as it is."""
-
-    began: float
-    since: float
-    stat: Stat
-    overwritten: bool = False  # and not only grown, as a log does
-
-    def look(self, now: float, stat: Stat) -> _Held:
-        if stat == self.stat:
-            return self
-        has_grown = _is_longer(self.stat, stat) and stat.size > self.stat.size
-        return replace(self, since=now, stat=stat, overwritten=self.overwritten or not has_grown)
 
 
 @dataclass(frozen=True)
@@ -79,11 +59,10 @@ class Directory:
         self.chunks = chunks
         self._watch = Watch(quiet=QUIET)
         self._unready: frozenset[str] = frozenset()  # at the last look, by `_watch`
-        self._appended: dict[tuple[str, int], float] = {}  # files that workers have open to append to, and since when
-        self._logs: dict[str, Stat] = {}  # those of them that are logs
+        self._logs = unfinished.Logs()
         self._sought_logs = -_LOGS_EVERY  # when they were looked for last
         self._open: frozenset[str] = frozenset()  # files that workers had open for writing, when that was asked last
-        self._held: dict[str, _Held] = {}  # files that are not known yet, as something is being written beside them
+        self._held: dict[str, unfinished.Held] = {}  # files that are not known yet, and what is written beside them
         self._known: dict[str, Known] = {}
         self._where: dict[str, tuple[str, int]] = {}  # by digest: path and number of the chunk
         self._lock = threading.Lock()
@@ -99,8 +78,8 @@ class Directory:
         """
         now = time.monotonic()
         files = folder.scan(self.root)
-        self._note_logs(now, files, pids if workers is Workers.RUN else [])
-        files = {path: stat for path, stat in files.items() if path not in self._logs}
+        self._logs = self._logs.look(now, files, self._find_appending(now, pids if workers is Workers.RUN else []))
+        files = {path: stat for path, stat in files.items() if path not in self._logs.found}
         self._watch = self._watch.look(now, files, self._unready)
         paths, ended = self._watch.finishable, workers is Workers.DONE
         fresh = [path for path in paths if not self._is_known(path)]
@@ -126,48 +105,28 @@ class Directory:
         )
 
     def _find_held(self, now: float, unknown: Collection[str]) -> str:
-        """One of these files that rests, and what is always being written in its entry; or one that never rests.
-
-        Says the same at each look.
-        """
-        files, before = self._watch.files, self._held
+        """One of these files that is never finished, and why that is so."""
+        files = self._watch.files
         # Others cannot be read, or are cut off. One that is open for writing may be known.
         suspects = {*unknown, *(self._open & files.keys())} if unknown else ()
-        busy = {path for path in suspects if entry_of(path) in self._unready}
-        self._held = {path: before.get(path, _Held(now, now, files[path])).look(now, files[path]) for path in busy}
-        resting = {path for path in busy if now - self._held[path].since >= _HELD_SECONDS} - self._open
-        moving: dict[str, list[str]] = {}  # by entry
-        for path in sorted(busy - resting):
-            moving.setdefault(entry_of(path), []).append(path)
-        for path in sorted(resting, key=lambda one: (self._held[one].since, one)):
-            if others := moving.get(entry_of(path)):
-                ages = {one: math.inf if self._is_known(one) else now - self._held[one].began for one in others}
-                old = next((one for one in others if ages[one] >= _HELD_SECONDS), "")
-                what = f"{old[:_MOST_TOLD]!r} is" if old else "new files are"
-                return f"{path[:_MOST_TOLD]!r}, beside which {what} always being written"
-        worn = sorted(one for one in busy - resting if now - self._held[one].began >= _HELD_SECONDS)
-        over = next((one for one in worn if self._held[one].overwritten and not self._is_known(one)), "")
-        return f"{over[:_MOST_TOLD]!r}, which never rests for a second between two writes" if over else ""
+        busy = {path: files[path] for path in suspects if entry_of(path) in self._unready}
+        self._held = unfinished.look(self._held, now, busy)
+        return unfinished.describe(self._held, now, self._open, set(filter(self._is_known, busy)))
 
-    def _note_logs(self, now: float, files: Mapping[str, Stat], pids: list[int]) -> None:
-        """Find the logs in entries that are not finished: they are part of no checkpoint, also beside some."""
+    def _find_appending(self, now: float, pids: list[int]) -> list[str] | None:
+        """What workers have open to append to, in a directory with entries that are not finished; None if not asked."""
         if not (self._unready and pids):
-            self._appended = {}
-        elif now - self._sought_logs >= _LOGS_EVERY:
-            self._sought_logs = now
-            opened = folder.find_open(self.root, list(pids)).items()
-            appended = [(path, files[path].inode) for path, appends in opened if appends and path in files]
-            self._appended = {one: self._appended.get(one, now) for one in appended}
-            found = {path for (path, _), since in self._appended.items() if now - since >= _LOG_SECONDS}
-            self._logs.update({path: files[path] for path in found})
-        kept = {path: files[path] for path in self._logs.keys() & files.keys()}
-        self._logs = {path: stat for path, stat in kept.items() if _is_longer(self._logs[path], stat)}
+            return []
+        if now - self._sought_logs < _LOGS_EVERY:
+            return None
+        self._sought_logs = now
+        return [path for path, appends in folder.find_open(self.root, list(pids)).items() if appends]
 
     def _read_finished(
         self, now: float, fresh: list[str], pids: list[int], is_same: Callable[[], bool], *, ended: bool
     ) -> None:
         """Read those of these files that are finished. What changes meanwhile is not, nor what was saved with it."""
-        self._open = frozenset(folder.find_open(self.root, list(pids)).keys() - self._logs.keys())
+        self._open = frozenset(folder.find_open(self.root, list(pids)).keys() - self._logs.found.keys())
         busy = frozenset(map(entry_of, self._open))
         self._unready = self._watch.find_unready(now, busy | self._find_changed(fresh), ended=ended)
         read = self._read([path for path in fresh if entry_of(path) not in self._unready])
@@ -273,8 +232,3 @@ class Directory:
 def _order(files: Files) -> list[tuple[str, File]]:
     """As they were written, so that scripts that order checkpoints by time find the newest."""
     return sorted(files.items(), key=lambda item: (item[1].mtime_ns, item[0]))
-
-
-def _is_longer(before: Stat, after: Stat) -> bool:
-    """Whether this is the same file, to which something may have been appended."""
-    return before.inode == after.inode and before.size <= after.size
