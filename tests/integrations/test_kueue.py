@@ -174,6 +174,34 @@ class TestAdmission:
         wait_for(lambda: queues.condition("classy") == ("False", "WorkloadRefused"), "it says so")
         assert "nobility" in queues.jobs.condition("classy", "Admitted")["message"]
 
+    @pytest.mark.parametrize(
+        ("wrong", "reason"),
+        [
+            pytest.param({"restartPolicy": "OnFailure"}, "InvalidSpec", id="before it was queued"),
+            pytest.param({"terminationGracePeriodSeconds": 5, "dnsPolicy": "None"}, "InvalidTemplate", id="admitted"),
+        ],
+    )
+    @together
+    def test_a_job_that_is_corrected_is_queued_anew(self, queues: Queues, wrong: dict[str, Any], reason: str) -> None:
+        jobs = queues.jobs
+        queues.make("gpus", 2)
+        spec = light_spec(**bounds(2, 2))
+        right = spec["template"]["spec"]
+        spec["template"] = {"spec": {**right, **wrong}}
+        queues.submit("wrong", "gpus", **spec)
+        assert jobs.await_condition("wrong", "Failed")["reason"] == reason
+        queues.submit("other", "gpus", **bounds(2, 2))
+        jobs.await_world("other", 2)
+        jobs.patch("wrong", {"template": {"spec": {**dict.fromkeys(wrong), **right}}})
+        wait_for(lambda: queues.condition("wrong") == ("False", "Pending"), "it waits for the quota of another one")
+        assert jobs.pods("wrong") == []
+        jobs.delete("other")
+        status = jobs.await_world("wrong", 2, timeout=120)
+        assert queues.admitted("wrong") == 2
+        assert not status["restarts"].get("total")
+        assert jobs.condition("wrong", "Failed")["status"] == "False"
+        assert "Corrected" in names_of(jobs.events("wrong"))
+
 
 class TestPodsReady:
     """Kueue waits for the pods of what it has admitted (`waitForPodsReady`), and takes the quota back."""
