@@ -235,6 +235,33 @@ def test_a_deleted_pod_is_not_live() -> None:
     assert (pod.deleting, pod.live) == (START + 60, False)
 
 
+DEADLINE: dict[str, Any] = {"f:spec": {"f:activeDeadlineSeconds": {}}}
+
+
+@pytest.mark.parametrize(
+    ("managed", "writer"),
+    [
+        pytest.param(None, "", id="nothing is known"),
+        pytest.param([{"manager": "kyverno", "fieldsV1": {"f:spec": {}}}], "", id="admission has no manager"),
+        pytest.param([{"manager": "elasticjob-operator", "fieldsV1": DEADLINE}], "", id="the template's"),
+        pytest.param(
+            [{"manager": "elasticjob-operator", "fieldsV1": DEADLINE}, {"manager": "reaper", "fieldsV1": DEADLINE}],
+            "reaper",
+            id="somebody has changed it",
+        ),
+        pytest.param(
+            [{"manager": "a\nb" * 99, "fieldsV1": DEADLINE}, None, "x"], ("a b" * 99)[:127] + "…", id="a line"
+        ),
+    ],
+)
+def test_who_has_given_a_pod_its_deadline(managed: Any, writer: str) -> None:
+    raw = raw_pod(managedFields=managed)
+    raw["spec"]["activeDeadlineSeconds"] = 60
+    pod = observe.observe_pod(raw)
+    assert pod is not None
+    assert (pod.deadline_seconds, pod.deadline_writer) == (60, writer)
+
+
 def test_the_annotated_container_trains() -> None:
     status = {"containerStatuses": [{"name": "side", "state": {"running": {}}}]}
     raw = raw_pod(status, annotations={"elasticjob.dev/trainer-container": "side"})

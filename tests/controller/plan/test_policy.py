@@ -247,6 +247,27 @@ def test_blame(pod: Pod, node: Node | None, blame: Blame) -> None:
     assert classify.blame_of_pod(pod, node) is blame
 
 
+@pytest.mark.parametrize(
+    ("template", "seconds", "writer", "words"),
+    [
+        pytest.param({"activeDeadlineSeconds": 60}, 60, "", "", id="the template's"),
+        pytest.param({}, 60, "", "does not set it: an admission webhook or a policy does", id="a policy's"),
+        pytest.param({}, 60, "reaper", "does not set it: 'reaper' does", id="a known writer's"),
+        pytest.param(
+            {"activeDeadlineSeconds": 3600}, 60, "", "sets 3600: an admission", id="a policy's, which is earlier"
+        ),
+    ],
+)
+def test_whose_deadline_has_ended_a_pod(template: dict[str, Any], seconds: int, writer: str, words: str) -> None:
+    pod = make_pod(0, "Failed", reason=classify.POD_DEADLINE, deadline_seconds=seconds, deadline_writer=writer)
+    is_foreign = classify.has_foreign_deadline(pod, {"spec": template})
+    told = classify.tell_deadline(pod, {"spec": template}, "has passed for") if is_foreign else ""
+    failure = classify.failure_of_pod(pod, make_node(), foreign_deadline=told)
+    assert failure.is_cut is bool(words)
+    assert failure.blame is (Blame.INFRASTRUCTURE if words else Blame.USER)
+    assert words in failure.message
+
+
 def rule(action: str, **matcher: Any) -> api.FailureRule:
     return api.FailureRule.model_validate({"action": action, **matcher})
 
