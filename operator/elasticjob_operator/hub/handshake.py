@@ -48,7 +48,7 @@ class Visitor:
     def __init__(self, listener: HandshakeListener, handler: web.RequestHandler) -> None:
         self.listener = listener
         self.handler = handler
-        self.meter = _allow(MOST_FIRST)
+        self.begin_meter(_allow(MOST_FIRST))
 
     def hear(self, data: bytes) -> None:
         """Pass the peer's bytes on, unless they are too many; many at once when it is this address's turn."""
@@ -59,6 +59,10 @@ class Visitor:
             self.wait(data)
         else:
             self.handler.data_received(data)
+
+    def begin_meter(self, meter: Callable[[int], bool]) -> None:
+        """Let this one measure what comes from now on."""
+        self.meter, self.heard = meter, 0
 
     def change_meter(self, meter: Callable[[int], bool]) -> None:
         """Let this one measure what has come since the last one was set, and what comes from now on."""
@@ -153,7 +157,7 @@ class _Hushed(Visitor, asyncio.Protocol):
         self._context = context
         self._patience = patience
         self._tls: _TLS | None = None
-        self._left = MOST_FIRST
+        self._may_begin = _allow(MOST_FIRST)  # of TLS: the other meter is of what it has decrypted
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.arrive(transport)
@@ -165,8 +169,7 @@ class _Hushed(Visitor, asyncio.Protocol):
             tls.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._left -= len(data)
-        if self._left < 0:
+        if not self._may_begin(len(data)):
             self.abort()
         elif self._tls is None:
             self.wait(data)
@@ -347,7 +350,7 @@ class HandshakeListener:
         visitor = self._visitors.get(request.protocol)
         if visitor is not None:
             self.gone(visitor)
-            visitor.meter, visitor.heard = _allow(MOST_EARLY), 0
+            visitor.begin_meter(_allow(MOST_EARLY))
         return visitor
 
     def send_away(self, visitor: Visitor | None) -> None:

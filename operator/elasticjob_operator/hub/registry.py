@@ -169,7 +169,7 @@ class AgentRegistry:
         """Record the agent's hello: this connection replaces the pod's previous one. None: there is no room for it."""
         job = self._jobs[identity.namespace, identity.job]
         entry = job.entries[identity.pod_uid]
-        self.may_wait(link, identity.namespace)  # hello itself has been read
+        self.discharge(link, identity.namespace)  # hello itself has been read
         state = self._fit(entry, hello.state, link.size)
         if state is None:
             self._give_place_back(entry)
@@ -192,7 +192,7 @@ class AgentRegistry:
         self.counts[f"message:{message.type}"] += 1
         job = entry.job
         if entry.link is not None and entry.link.charged:
-            self.may_wait(entry.link, job.key[0])
+            self.discharge(entry.link, job.key[0])
         if isinstance(message, wire.Progress):
             if not self._may_keep(entry, "progress", size):
                 return connection.CROWDED
@@ -240,15 +240,21 @@ class AgentRegistry:
             entry.excess.pop(kind, None)
         return True
 
-    def may_wait(self, link: connection.Connection, namespace: str, *, is_over: bool = False) -> bool:
-        """Whether the namespace has room for what waits on this connection until a message has ended and is read."""
-        excess = 0 if is_over else max(0, link.arriving - self._settings.kept_bytes)
-        if excess > link.charged and not self.arriving.enter(namespace, excess - link.charged):
+    def charge(self, link: connection.Connection, namespace: str) -> bool:
+        """Take room for what waits on this connection until a message has ended and is read; False if there is none."""
+        self.discharge(link, namespace)
+        more = max(0, link.arriving - self._settings.kept_bytes) - link.charged
+        if more and not self.arriving.enter(namespace, more):
             return False
-        if excess < link.charged:
-            self.arriving.leave(namespace, link.charged - excess)
-        link.charged = excess
+        link.charged += more
         return True
+
+    def discharge(self, link: connection.Connection, namespace: str, *, is_over: bool = False) -> None:
+        """Give back the room for what waits no more: it has been read, or the connection `is_over`."""
+        left = 0 if is_over else max(0, link.arriving - self._settings.kept_bytes)
+        if left < link.charged:
+            self.arriving.leave(namespace, link.charged - left)
+            link.charged = left
 
     def _wake_for_progress(self, job: JobAgents) -> None:
         if job.is_progress_due(_now()):

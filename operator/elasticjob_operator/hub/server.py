@@ -186,7 +186,7 @@ class Hub:
         finally:
             if visitor is not None:
                 visitor.end_meter()
-            self._registry.may_wait(link, identity.namespace, is_over=True)
+            self._registry.discharge(link, identity.namespace, is_over=True)
         return link.ws
 
     async def _greet(self, request: web.BaseRequest, link: connection.Connection, identity: auth.Identity) -> None:
@@ -205,7 +205,7 @@ class Hub:
         if not link.may_arrive(size):
             self._registry.cut_off(link, identity, connection.RATE)
             return False
-        if not self._registry.may_wait(link, identity.namespace):
+        if not self._registry.charge(link, identity.namespace):
             self._registry.cut_off(link, identity, connection.CROWDED)
             return False
         return True

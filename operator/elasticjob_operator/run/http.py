@@ -70,7 +70,6 @@ class HttpServer:
         self._listeners: list[_Listener] = []
         self._page = _Page((), float("-inf"))
         self._pages = weakref.WeakSet[_Page]()  # those in memory
-        self.rendered = 0
         self._rendering = asyncio.Lock()
 
     async def start(self, host: str, port: int, *, metrics_address: str = "") -> int:
@@ -118,7 +117,6 @@ class HttpServer:
             if not 0 <= now - page.at < (PATIENCE if is_full else _PAGE_SECONDS):
                 page = self._page = _Page(await self._metrics.render(now), now)
                 self._pages.add(page)
-                self.rendered += 1
         headers = {"Content-Type": exposition.CONTENT_TYPE_LATEST, "Content-Length": str(page.size)}
         return web.Response(body=_in_pieces(page), headers=headers)
 

@@ -70,8 +70,21 @@ def has_progress(agents: object) -> bool:
     return any(agent.progress is not None for agent in agents)  # type: ignore[attr-defined]
 
 
-async def test_what_comes_before_the_answer_to_a_request_is_counted_too() -> None:
-    may = asyncio.Event()
+def note_what_is_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each piece that the hub reads."""
+    read: list[int] = []
+    hear = handshake.Visitor.hear
+
+    def note(visitor: handshake.Visitor, data: bytes) -> None:
+        hear(visitor, data)
+        read.append(len(data))
+
+    monkeypatch.setattr(handshake.Visitor, "hear", note)
+    return read
+
+
+async def test_what_comes_before_the_answer_to_a_request_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    may, read = asyncio.Event(), note_what_is_read(monkeypatch)
 
     async def slowly(token: str, address: str) -> auth.Identity | auth.Refusal:
         await may.wait()
@@ -83,7 +96,7 @@ async def test_what_comes_before_the_answer_to_a_request_is_counted_too() -> Non
             await eventually(lambda: running.hub.places["strangers"][0] == 1)
             peer.writer.write(BEGIN + b"x" * LONG)
             await peer.writer.drain()
-            await asyncio.sleep(0.2)  # until the hub has read it, of which nothing can be seen
+            await eventually(lambda: sum(read) > LONG)
             may.set()
             assert await asking == 101
             await eventually(lambda: running.hub.places["arriving"][0] >= LONG - SETTINGS.kept_bytes)
@@ -147,14 +160,7 @@ async def test_tls_reads_little_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     """It keeps a buffer of 256 KiB for each connection, of which it takes what it has touched once."""
     bundle = certificates.create(["127.0.0.1"], datetime.now(UTC))
     client = ssl.create_default_context(cadata=bundle.trust.decode())
-    read: list[int] = []
-    hear = handshake.Visitor.hear
-
-    def note(visitor: handshake.Visitor, data: bytes) -> None:
-        read.append(len(data))
-        hear(visitor, data)
-
-    monkeypatch.setattr(handshake.Visitor, "hear", note)
+    read = note_what_is_read(monkeypatch)
     settings = replace(SETTINGS, max_arriving_bytes=10 * ROOM)
     async with (
         running_hub(settings, context=certificates.server_context(bundle)) as running,

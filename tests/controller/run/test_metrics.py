@@ -555,8 +555,10 @@ class LongPage(metrics.Metrics):
     """Of as many jobs as tenants like; no socket takes so much at once."""
 
     SIZE = 2**24
+    rendered = 0
 
     async def render(self, now: float) -> tuple[bytes, ...]:
+        self.rendered += 1
         return (bytes(self.SIZE // 2), bytes(self.SIZE // 2))
 
 
@@ -596,14 +598,15 @@ async def test_who_reads_slowly_all_the_time_keeps_few_pages_in_memory() -> None
 async def test_a_page_that_many_read_slowly_is_renewed_all_the_same() -> None:
     """It is older than a second only for as long as somebody reads what was rendered before."""
     now = [START]
-    server = HttpServer(LongPage(), lambda: "", clock=lambda: now[0])
+    page = LongPage()
+    server = HttpServer(page, lambda: "", clock=lambda: now[0])
     url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}/metrics"
     try:
         rendered = []
         for seconds in (0, 0.5, 1.5, 2.0, 12.0):
             now[0] = START + seconds
             await get(url)
-            rendered.append(server.rendered)
+            rendered.append(page.rendered)
         assert rendered == [1, 1, 2, 2, 3]
     finally:
         await server.stop()
