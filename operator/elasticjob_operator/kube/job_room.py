@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from elasticjob_operator import api
@@ -19,7 +18,7 @@ from elasticjob_operator.api import podtemplate
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model.observe import Job, NoRoom
 from elasticjob_operator.model.reading import Notice
-from elasticjob_operator.shares import Room
+from elasticjob_operator.shares import Berths
 
 KEPT_BYTES: Final = 32 * 1024  # of the spec of a job, which is many times what most take ...
 KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and what is more, shares ...
@@ -40,73 +39,46 @@ def count_bytes(*values: object) -> int:
     return total
 
 
-@dataclass(slots=True)
-class _Place:
-    """What is kept of a job, and the room that it takes."""
-
-    is_free: bool = False  # one of those of which only what is large takes room
-    asked: object = None  # the spec that was measured
-    taken: int = 0
-
-
 class JobRoom:
     """Who is let in. Call `leave` for a job that is gone."""
 
     def __init__(self) -> None:
-        self._places: dict[JobKey, _Place] = {}
-        self._free: Counter[str] = Counter()  # jobs that are `is_free`, by namespace
-        self._room = Room(MOST_KEPT_BYTES)  # by namespace
+        self._asked: dict[JobKey, object] = {}  # the specs that were measured
+        self._berths = Berths(KEPT_BYTES, KEPT_JOBS, MOST_KEPT_BYTES)
 
     def let_in(self, job: Job, before: Job | None, *, is_first_list: bool) -> Job:
         """The job, without what there is no room for. `before`: what was kept of it, of an earlier version.
 
         `is_first_list`: most of what is read now was let in before the operator was restarted.
         """
-        namespace, place = job.namespace, self._places.setdefault(job.key, _Place())
-        if before is not None and job.asked is not None and job.asked is place.asked:
+        key = job.key
+        if before is not None and job.asked is not None and job.asked is self._asked.get(key):
             return job
-        if not place.is_free and self._free[namespace] < KEPT_JOBS:
-            place.is_free = True
-            self._free[namespace] += 1
+        self._berths.enter(key)
         size = _measure(job)
-        wanted = max(0, size - KEPT_BYTES) if place.is_free else size
-        if wanted and job.status.finished and not job.is_corrected:
-            job, wanted = _without_template(job), 0
-        was_in, told = job.status.start_time is not None, _is_told(job)
-        self._room.leave(namespace, place.taken)
-        if not wanted or (
-            self._room.enter_again(namespace, wanted)
-            if was_in or (is_first_list and not told)
-            else not is_first_list and self._room.enter(namespace, wanted)
-        ):
-            place.asked, place.taken = job.asked, wanted
+        if job.status.finished and not job.is_corrected and self._berths.is_shared(key, size):
+            job, size = _without_template(job), 0
+        was_in = job.status.start_time is not None
+        waits = is_first_list and not was_in and _is_told(job) and self._berths.is_shared(key, size)
+        if not waits and self._berths.put(key, size, again=was_in or is_first_list):
+            self._asked[key] = job.asked
             return job
         no_room = NoRoom(size, _find_manager(job))
         if before is not None and before.spec is not None and was_in:
-            self._room.enter_again(namespace, place.taken)
             return _with_spec_of(before, job, no_room)
-        place.asked, place.taken = None, 0
+        self._asked.pop(key, None)
+        self._berths.clear(key)
         return replace(job, spec=None, asked=None, problems=(), awaited=None, notices=(), no_room=no_room)
 
     def has_room(self, job: Job) -> bool:
         """Whether a job that waits, or whose change does, would be let in now."""
-        missing, place = job.no_room or job.late, self._places.get(job.key)
-        if missing is None or place is None:
-            return True
-        is_free = place.is_free or self._free[job.namespace] < KEPT_JOBS
-        wanted = max(0, missing.size - KEPT_BYTES) if is_free else missing.size
-        if job.status.start_time is None:
-            return not wanted or self._room.has_room(job.namespace, wanted)
-        return not wanted or self._room.has_room_again(job.namespace, wanted - place.taken)
+        missing = job.no_room or job.late
+        has_started = job.status.start_time is not None
+        return missing is None or self._berths.has_room(job.key, missing.size, again=has_started)
 
     def leave(self, key: JobKey) -> None:
-        place = self._places.pop(key, None)
-        if place is None:
-            return
-        self._room.leave(key[0], place.taken)
-        self._free[key[0]] -= place.is_free
-        if not self._free[key[0]]:
-            del self._free[key[0]]
+        self._asked.pop(key, None)
+        self._berths.leave(key)
 
 
 def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:

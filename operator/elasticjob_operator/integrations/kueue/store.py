@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,24 +66,14 @@ def _rank(workload: Workload) -> tuple[bool, int, str]:
     return workload.is_deleting, workload.first, workload.name
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where a Workload is kept, and the room that it takes."""
-
-    key: JobKey
-    is_free: bool  # one of those of which only what is long takes room
-    taken: int = 0
-
-
 class Store:
     """`wake` is called with the key of every job that something changed for."""
 
     def __init__(self, wake: Callable[[JobKey], None]) -> None:
         self._wake = wake
         self._workloads: dict[JobKey, _OfKey] = {}
-        self._places: dict[tuple[str, str], _Place] = {}  # by namespace and name
-        self._free: Counter[str] = Counter()  # Workloads that are `is_free`, by namespace
-        self._room = shares.Room(MOST_KEPT_BYTES)  # by namespace: bytes of long Workloads, and of too many
+        self._places: dict[tuple[str, str], JobKey] = {}  # where they are kept, by namespace and name
+        self._berths = shares.Berths(KEPT_BYTES, KEPT_WORKLOADS, MOST_KEPT_BYTES)
         self.flavors: dict[str, Flavor] = {}
 
     def put_workload(self, raw: Raw) -> None:
@@ -94,44 +83,34 @@ class Store:
         if workload is None:  # it may have been a job's before
             self.drop_workload(namespace, str(metadata.get("name", "")), str(metadata.get("uid", "")))
             return
-        key = (namespace, workload.job)
+        key, place = (namespace, workload.job), (namespace, workload.name)
         before = self._find(namespace, workload.name)
         if before is not None and (before.version == workload.version or is_older(workload.version, before.version)):
             return
         if before is not None and before.job != workload.job:
             self.drop_workload(namespace, before.name, before.uid)
-        place = self._places.get((namespace, workload.name)) or self._make_place(key, workload.name)
-        self._room.leave(namespace, place.taken)
-        place.taken = max(0, workload.bytes_kept - KEPT_BYTES) if place.is_free else workload.bytes_kept
-        if place.taken and not self._room.enter(namespace, place.taken):
-            workload, place.taken = without_details(workload, NO_ROOM), 0
+        if not self._berths.put(place, workload.bytes_kept):
+            self._berths.clear(place)
+            workload = without_details(workload, NO_ROOM)
+        self._places[place] = key
         self._workloads.setdefault(key, _OfKey()).put(workload)
         self._wake(key)
 
-    def _make_place(self, key: JobKey, name: str) -> _Place:
-        namespace, _ = key
-        place = self._places[namespace, name] = _Place(key, self._free[namespace] < KEPT_WORKLOADS)
-        self._free[namespace] += place.is_free
-        return place
-
     def _find(self, namespace: str, name: str) -> Workload | None:
-        place = self._places.get((namespace, name))
-        return None if place is None else self._workloads[place.key].workloads[name]
+        key = self._places.get((namespace, name))
+        return None if key is None else self._workloads[key].workloads[name]
 
     def drop_workload(self, namespace: str, name: str, uid: str) -> None:
         known = self._find(namespace, name)
         if known is None or known.uid != uid:
             return
-        place = self._places.pop((namespace, name))
-        self._room.leave(namespace, place.taken)
-        self._free[namespace] -= place.is_free
-        if not self._free[namespace]:
-            del self._free[namespace]
-        of_key = self._workloads[place.key]
+        key = self._places.pop((namespace, name))
+        self._berths.leave((namespace, name))
+        of_key = self._workloads[key]
         of_key.pop(name)
         if not of_key.workloads:
-            del self._workloads[place.key]
-        self._wake(place.key)
+            del self._workloads[key]
+        self._wake(key)
 
     def apply_workload(self, event: str, raw: Raw) -> None:
         if event == "DELETED":
