@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -419,3 +420,32 @@ def test_a_second_container_that_trains_is_named() -> None:
 @pytest.mark.parametrize("text", [PYTORCHJOB_ELASTIC, PYTORCHJOB_MASTER, TRAINJOB, TORCHELASTIC, DLROVER])
 def test_a_value_of_another_kind_gives_a_result_or_one_message(text: str) -> None:
     assert outcomes(mutate(yaml.safe_load(text))) == {"converted", "refused"}
+
+
+def double(lines: int, value: str = "x" * 8) -> str:
+    doubled = "".join(f"export V{n + 1}=$V{n}$V{n}\n" for n in range(lines))
+    return f"#!/bin/bash\n#SBATCH --nodes=2\nexport V0={value}\n{doubled}srun torchrun train.py\n"
+
+
+GROWING = [
+    pytest.param(double(24), id="each variable is twice the one before"),
+    pytest.param(double(0, "x" * 9_000) + "export B=" + "$V0" * 5_000 + "\n", id="one variable many times"),
+    pytest.param(
+        double(0, "x" * 9_000) + "".join(f"A{n}=$V0\n" for n in range(2_000)), id="one variable in many others"
+    ),
+    pytest.param(double(0, "x" * 9_000).replace("train.py", "train.py " + "$V0 " * 4_000), id="in many arguments"),
+]
+
+
+@pytest.mark.parametrize("script", GROWING)
+def test_variables_of_a_script_make_it_no_longer_than_one_may_be(script: str) -> None:
+    """Half a kilobyte of somebody else's took 300 MiB, and twice as much for each further line."""
+    document = convert.read_text(script)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConversionError, match="characters with the values of its variables"):
+            convert.convert(document)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20 * 2**20

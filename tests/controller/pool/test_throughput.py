@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from controller.counted_work import count_work
 from elasticjob_operator.pool import throughput
 from elasticjob_operator.pool.throughput import Model
 
@@ -186,3 +187,8 @@ def test_whatever_a_job_reports_no_model_promises_more_than_its_share(
         assert 0 < model.speed(size) < math.inf
         assert model.speed(2 * size) <= 2 * model.speed(size) * (1 + 1e-6)
         assert 0 <= model.fit.doubt(2 * size, than=size) < math.inf
+
+
+def test_a_job_that_has_had_many_sizes_is_fitted_in_time_that_grows_as_they_do() -> None:
+    few, many = (learned(*((size, 1.0) for size in range(1, most))) for most in (101, 401))
+    assert count_work(lambda: many.fit) < 5 * count_work(lambda: few.fit)
