@@ -105,7 +105,7 @@ class Model:
         """Whether the batch of the job grows with its size, so that the points are of steps of the optimizer."""
         return self._least_batch > 0
 
-    @property
+    @cached_property
     def latest(self) -> float:
         """When the last report came; 0 before the first."""
         return max((point.at for point in self.points.values()), default=0.0)

@@ -35,6 +35,7 @@ class _Script:
     options: dict[str, str] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)  # also what is not exported
+    length: int = 0  # characters of all values that any of these has had
     folder: str | None = None
     starts: list[tuple[int, int, list[str]]] = field(default_factory=list)  # how sure, line, words
 
@@ -56,7 +57,7 @@ def fill(draft: Draft) -> None:
     line, chosen = _choose(script)
     container: dict[str, Any] = {"name": "trainer", "image": pods.PLACEHOLDER_IMAGE}
     known = script.known | _known_to_slurm(sizes)
-    words = _take_step(draft, [_replace(word, known) for word in chosen], container, sizes, line)
+    words = _take_step(draft, _replace(chosen, known), container, sizes, line)
     container["resources"] = sbatch.take_resources(draft, script.options, sizes)
     folder = script.options.pop("chdir", None) or script.folder
     if folder and "$" not in folder:
@@ -174,23 +175,37 @@ def _take_setting(script: _Script, words: list[str]) -> bool:
     """Variables with plain values, and the folder. False: something else."""
     exports = words[0] == "export"
     if words[0] == "cd" and len(words) == 2:
-        script.folder = _replace(words[1], script.known)
+        (script.folder,) = _replace(words[1:], script.known)
         return "$" not in script.folder
     given = words[1:] if exports else words
     found = [_ASSIGNED.match(word) for word in given]
     if not found or not all(found):
         return False
-    values = {match[1]: _replace(match[2], script.known) for match in found if match}
+    written = {match[1]: match[2] for match in found if match}
+    values = dict(zip(written, _replace([*written.values()], script.known), strict=True))
     if any(set(value) & set("$()") for value in values.values()):
         return False
+    script.length += sum(map(len, values.values()))
+    if script.length > _MOST:
+        raise ConversionError(f"the script has more than {_MOST} characters with the values of its variables")
     script.known |= values
     if exports:
         script.exported |= values
     return True
 
 
-def _replace(text: str, known: dict[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: known.get(match[1] or match[2], match[0]), text)
+def _replace(texts: list[str], known: dict[str, str]) -> list[str]:
+    """The parts of a line, with the values of variables: each may name one many times, which names others."""
+
+    def find(match: re.Match[str]) -> str:
+        return known.get(match[1] or match[2], match[0])
+
+    if sum(len(text) + sum(len(find(match)) for match in _VARIABLE.finditer(text)) for text in texts) > _MOST_OF_LINE:
+        raise ConversionError(
+            f"{' '.join(texts)[:_SHOWN]}: has more than {_MOST_OF_LINE} characters with the values of its variables: "
+            "put them into a file"
+        )
+    return [_VARIABLE.sub(find, text) for text in texts]
 
 
 def _choose(script: _Script) -> tuple[int, list[str]]:
