@@ -8,7 +8,10 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 - If a peer is lost, its kernel stays on the device until somebody aborts the communicator. Then it ends, with what lies
   in its buffers, and everything behind it goes on. Who waits for the device (`synchronize`) waits until then.
 - It has a stream of its own. The script's stream waits for it once the script has called `wait()`, and so does who
-  waits for that stream. Nobody waits for a collective that was only begun.
+  waits for that stream. Nobody waits for a collective that was only begun. A script may have further streams.
+- torch's own code, as that of functional collectives, calls `wait()` where nothing in Python hears of it.
+- A CUDA graph queues the collectives again that were recorded in it, and torch does not count those. Whose communicator
+  was aborted leaves anything in its buffers, and raises nothing.
 - An aborted communicator refuses further collectives with `DistBackendError`.
 - An abort frees memory of the device, and waits for the kernels of all other communicators first: for a quarter of a
   minute with NCCL, and here until they end. Two that are stuck are aborted at once, or not at all.
@@ -134,11 +137,19 @@ class Device:
 
     def wait_for_stream(self) -> None:
         """Until all has left the device for which the stream of the script waits."""
-        self._wait_for(lambda kernel: kernel.is_joined)
+        here = _here.stream
+        self._wait_for(lambda kernel: here in kernel.joined)
 
     def is_stream_busy(self) -> bool:
         with self._lock:
-            return any(one.is_joined for one in self._kernels)
+            return any(_here.stream in one.joined for one in self._kernels)
+
+    def join(self, stream: int, other: int) -> None:
+        """One stream waits for what the other one waits for now."""
+        with self._lock:
+            for kernel in self._kernels:
+                if other in kernel.joined:
+                    kernel.joined.add(stream)
 
     def has(self, kernel: Kernel) -> bool:
         with self._lock:
@@ -158,9 +169,52 @@ _device = Device()
 
 class _Here(threading.local):
     is_in_batch = False
+    stream = 0  # on which this thread queues; a number
+    graph: Graph | None = None  # which records what this thread queues
 
 
 _here = _Here()
+
+
+class ScriptStream:
+    """A stream of the script's own, as `torch.cuda.Stream`: what is queued in a `with` block of it is queued there."""
+
+    def __init__(self) -> None:
+        self._number, self._before = id(self), 0
+
+    def __enter__(self) -> None:
+        self._before, _here.stream = _here.stream, self._number
+
+    def __exit__(self, *_: object) -> None:
+        _here.stream = self._before
+
+    def wait_for_script(self) -> None:
+        """`stream.wait_stream(torch.cuda.current_stream())`"""
+        _device.join(self._number, _here.stream)
+
+    def join(self) -> None:
+        """`torch.cuda.current_stream().wait_stream(stream)`"""
+        _device.join(_here.stream, self._number)
+
+
+class Graph:
+    """What is behind `torch.cuda.CUDAGraph`: collectives that are queued again at each replay, where nobody sees it."""
+
+    def __new__(cls, *_: object, **__: object) -> Graph:
+        return object.__new__(cls)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.calls: list[Callable[[], object]] = []
+
+    def capture_begin(self, **_: object) -> None:
+        _here.graph = self
+
+    def capture_end(self) -> None:
+        _here.graph = None
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
 
 
 def sleep_in_torch(seconds: float) -> None:
@@ -200,7 +254,7 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
         """`has_error`: of its communicator; `blocks`: so does `wait()`, until it has left the device."""
         super().__init__()
         self.inner = inner
-        self.is_joined = False  # the stream of the script waits for it
+        self.joined: set[int] = set()  # the streams of the script that wait for it
         self._has_error, self._blocks = has_error, blocks
         self._results, self._copies, self._leaves = list(results), list(copies), leaves
         self._may_go_on = threading.Event()  # the processor; either the kernel has ended, or it never will by itself
@@ -226,20 +280,35 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
             self._may_go_on.set()
             self._future.set_result(self._results)
 
-    @waits.counting  # as the `wait()` of torch's own class
     def wait(self, timeout: Any = None) -> bool:
-        self.is_joined = True
-        self._may_go_on.wait()
+        caller = sys._getframe(1).f_code.co_filename
+        if not caller.endswith("torch/_ops.py"):  # torch's own code calls it there, and no method of Python's
+            _count_wait()
+        self.join()
         if self._blocks or not all(one.is_floating_point() for one in self._results):
             synchronize()  # torch reads whole numbers at once, for example the sizes that DDP compares
         return True
 
+    def join(self) -> None:
+        self.joined.add(_here.stream)
+        self._may_go_on.wait()
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        self.is_joined = True
+        self.joined.add(_here.stream)
         return self._future
 
     def is_completed(self) -> bool:
         return self._has_error() or not _device.has(self)
+
+
+class Recorded(_c10d.Work):  # type: ignore[misc]
+    """A collective that a graph has recorded, and that is not done now."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class Stream:
@@ -390,8 +459,31 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         start: Callable[[list[torch.Tensor]], Any],
         peer: int | None = None,
         blocks: bool = False,
-    ) -> Kernel:
+    ) -> Any:
         """`peer`: of a message from one rank to another."""
+        if _here.graph is not None:
+            _here.graph.calls.append(lambda: self._queue_again(outputs, start, peer))
+            self._count += 1
+            return Recorded()
+        return self._queue(outputs, start, peer, blocks, counts=peer is None)
+
+    def _queue_again(
+        self, outputs: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Any], peer: int | None
+    ) -> None:
+        """A graph does, which knows nothing of torch's group."""
+        if self._aborted.is_set():
+            Kernel(None, outputs, outputs, "garbage").abandon()
+        else:
+            self._queue(outputs, start, peer, blocks=False, counts=False).join()
+
+    def _queue(
+        self,
+        outputs: Sequence[torch.Tensor],
+        start: Callable[[list[torch.Tensor]], Any],
+        peer: int | None,
+        blocks: bool,
+        counts: bool,
+    ) -> Kernel:
         key, ranks = _WORLD, list(range(self.size()))
         if peer is not None and not _here.is_in_batch:
             ranks = sorted({self.rank(), peer})
@@ -401,54 +493,54 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         with torch.no_grad():
             copies = [one.detach().clone() for one in outputs]
         made = Kernel(start(copies), outputs, copies, self._wants.leaves, self._has_error.is_set, blocks)
-        return self._put(made, key, counts=peer is None)
+        return self._put(made, key, counts)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Kernel:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         given = tensors if isinstance(tensors, list) else [tensors]
         return self._start(given, lambda mine: self._inner.allreduce(mine, opts or _c10d.AllreduceOptions()))
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Kernel:
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         return self._start(tensors, lambda mine: self._inner.allreduce_coalesced(mine, opts))
 
-    def broadcast(self, tensors: Any, opts: Any) -> Kernel:
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
         given = tensors if isinstance(tensors, list) else [tensors]
         return self._start(given, lambda mine: self._inner.broadcast(mine, opts))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         (flat,), inputs = outputs, [one.detach().clone() for one in inputs]
         return self._start(flat, lambda mine: self._inner.allgather([mine], inputs, opts))
 
-    def _allgather_base(self, output: Any, input: Any, opts: Any) -> Kernel:
+    def _allgather_base(self, output: Any, input: Any, opts: Any) -> Any:
         given = input.detach().clone()
         return self._start([output], lambda mine: self._inner._allgather_base(mine[0], given, opts))
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Kernel:
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
         return [self._allgather_base(*pair, opts) for pair in zip(outputs, inputs, strict=True)][-1]
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Kernel:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         return self._allgather_base(output, input, opts or _c10d.AllgatherOptions())
 
-    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any) -> Kernel:
+    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any) -> Any:
         given = input.detach().clone()
         return self._start([output], lambda mine: self._inner._reduce_scatter_base(mine[0], given, opts))
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         return [self._reduce_scatter_base(*pair, opts) for pair in zip(outputs, inputs, strict=True)][-1]
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Kernel:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         return self._reduce_scatter_base(output, input, opts or _c10d.ReduceScatterOptions())
 
-    def alltoall_base(self, output: Any, input: Any, out_splits: Any, in_splits: Any, opts: Any) -> Kernel:
+    def alltoall_base(self, output: Any, input: Any, out_splits: Any, in_splits: Any, opts: Any) -> Any:
         given = input.detach().clone()
         return self._start(
             [output], lambda mine: self._inner.alltoall_base(mine[0], given, list(out_splits), list(in_splits), opts)
         )
 
-    def all_to_all_single(self, output: Any, input: Any, out_splits: Any = (), in_splits: Any = (), *_: Any) -> Kernel:
+    def all_to_all_single(self, output: Any, input: Any, out_splits: Any = (), in_splits: Any = (), *_: Any) -> Any:
         return self.alltoall_base(output, input, out_splits, in_splits, _c10d.AllToAllOptions())
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Gloo has none for lists: a message to each rank, and one from each."""
         given, sizes = [one.detach().reshape(-1) for one in inputs], [one.numel() for one in outputs]
         flat = torch.empty(sum(sizes), dtype=outputs[0].dtype)
@@ -462,29 +554,29 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
 
         return self._start(outputs, start)
 
-    def reduce(self, tensors: Any, opts: Any) -> Kernel:
+    def reduce(self, tensors: Any, opts: Any) -> Any:
         return self._start(tensors, lambda mine: self._inner.reduce(mine, opts))
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         given = [[one.detach().clone() for one in flat] for flat in inputs]
         return self._start(outputs, lambda mine: self._inner.reduce_scatter(mine, given, opts))
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         flat, given = (outputs[0] if outputs else []), [one.detach().clone() for one in inputs]
         return self._start(flat, lambda mine: self._inner.gather([mine] if outputs else [], given, opts))
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Kernel:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         given = [[one.detach().clone() for one in flat] for flat in inputs]
         return self._start(outputs, lambda mine: self._inner.scatter(mine, given, opts))
 
-    def send(self, tensors: Any, peer: int, tag: int) -> Kernel:
+    def send(self, tensors: Any, peer: int, tag: int) -> Any:
         given = [one.detach().clone() for one in tensors]
         return self._start([], lambda _: self._inner.send(given, peer, tag), peer)
 
-    def recv(self, tensors: Any, peer: int, tag: int) -> Kernel:
+    def recv(self, tensors: Any, peer: int, tag: int) -> Any:
         return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag), peer)
 
-    def barrier(self, opts: Any = None) -> Kernel:
+    def barrier(self, opts: Any = None) -> Any:
         """Its `wait()` blocks the processor, and returns after an abort."""
         return self._start([], lambda _: self._inner.barrier(_c10d.BarrierOptions()), blocks=True)
 
@@ -559,6 +651,20 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> FakeNCCL:
     return FakeNCCL(store, rank, size, timeout)
 
 
+@waits.counting  # as the `wait()` of torch's own class
+def _count_wait() -> None:
+    pass
+
+
+def _let_graphs_record() -> None:
+    """`torch.cuda.CUDAGraph` has this model's below it, where torch has no device."""
+    if not torch.cuda.is_available():
+        below = torch.cuda.CUDAGraph.__mro__[1]
+        for name in ("__new__", "__init__", "capture_begin", "capture_end", "replay"):
+            setattr(below, name, Graph.__dict__[name])
+
+
+_let_graphs_record()
 dist.Backend.register_backend(NAME, _create, devices=["cpu"])
 dist.batch_isend_irecv = _in_batch(dist.batch_isend_irecv)
 devices.register_wait(NAME, synchronize, synchronize_all)

@@ -3,18 +3,20 @@
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection, saves,
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
 does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what the second
-optimizer needs is waited for when the first one has stepped, or other device: the script has a group for another one
-than the model's), SCHEDULE (where a scheduler steps in a step: first,
-middle or last), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of any block, or else in a
-block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first world, in
-the middle of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied,
-halfway, between, message, or entering, with the number of a message instead of a step), SENDS (how the last rank sends
-a large message in each step: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an
-`except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps),
-RAISES (the name of an exception that the script raises at gradients that are none, and instead of the error of a
-backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value of an
-evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until
-the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a
+optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a group for
+another one than the model's; or hooks: each optimizer steps when its gradient is there), SCHEDULE (where a scheduler
+steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun "async", or as a
+"functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in an "old graph",
+that of the first world), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of any block, or
+else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first
+world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward, micro,
+backward, applied, halfway, between, message, or entering, with the number of a message instead of a step), SENDS (how
+the last rank sends a large message in each step: broadcast, send or all_to_all; or what else all ranks do there: see
+OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation"
+between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and instead of
+the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value
+of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step,
+until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a
 device).
 """
 
@@ -32,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -53,6 +55,7 @@ LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
 IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
+HOW = os.environ.get("HOW", "async")
 WHERE = os.environ.get("WHERE", "")
 RAISES = os.environ.get("RAISES", "")
 SWALLOW = os.environ.get("SWALLOW", "")
@@ -205,6 +208,12 @@ class Script:
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
+        if KIND == "hooks":
+            parameters = list(self.model.parameters())
+            self.optimizers = [torch.optim.SGD([one], lr=0.1, momentum=momentum) for one in parameters]
+            extras |= {f"optimizer{number}": one for number, one in enumerate(self.optimizers[1:])}
+            for parameter, optimizer in zip(parameters, self.optimizers, strict=True):
+                parameter.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
         if "DIE_TELLING" in os.environ:
             extras["notes"] = Notes()
         if KIND in ("two", "late", *IN_TURN):
@@ -222,11 +231,14 @@ class Script:
         self.compiled: Callable[[], object] | None = None
         self.connections: list[socket.socket] = []
         self.save: Any = None
+        self.factor = torch.ones(1)
+        self.side = fake_nccl.ScriptStream()
         on_world = {
             "groups": self.enter,
             "connection": self.connect,
             "saves": self.enter_saving,
             "other device": self.enter_other,
+            "late": self.capture,
         }.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
@@ -247,6 +259,14 @@ class Script:
         """A group for another device than the model's, as `cpu:gloo` is beside a GPU."""
         if dist.get_world_size() > 1:
             self.group = dist.new_group(backend="cuda:gloo")
+
+    def capture(self, _: Session) -> None:
+        """A collective in a CUDA graph, as a part of a pass."""
+        if "graph" in HOW and dist.get_world_size() > 1 and (HOW == "graph" or not hasattr(self, "graph")):
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.capture_begin()
+            dist.all_reduce(self.factor)
+            self.graph.capture_end()
 
     def enter_saving(self, _: Session) -> None:
         """A group for saves of torch.distributed.checkpoint; one that a loss has broken is given up."""
@@ -315,6 +335,8 @@ class Script:
         if not session.ends_step:
             return
         die_here(*here, "backward")
+        if KIND == "hooks":
+            return
         if KIND == "scaler":
             self.scaler.unscale_(self.optimizers[0])
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)
@@ -345,11 +367,22 @@ class Script:
 
     def begin_late(self) -> Callable[[], None]:
         """Ask the other ranks for a factor of the gradients of the second optimizer; what is returned waits for it."""
-        found = torch.ones(1)
-        under_way: Any = dist.all_reduce(found, async_op=True)
+        found, world = self.factor.fill_(1.0), cast("Any", dist.group.WORLD)
+        wait: Callable[[], object] = list
+        if HOW == "functional":
+            found = functional.all_reduce(found, "sum", world)
+        elif HOW == "stream":
+            with self.side:
+                dist.all_reduce(found)
+            wait = self.side.join
+        elif "graph" in HOW:
+            wait = self.graph.replay
+        else:
+            under_way: Any = dist.all_reduce(found, async_op=True)
+            wait = under_way.wait
 
         def end() -> None:
-            under_way.wait()
+            wait()
             for one in self.optimizers[1].param_groups[0]["params"]:
                 one.grad.mul_(found / self.session.world_size)
 

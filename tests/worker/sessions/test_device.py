@@ -83,6 +83,25 @@ def test_a_step_that_a_cuda_graph_records_is_refused(tmp_path: Path) -> None:
 
 
 @together
+def test_a_graph_with_collectives_of_an_earlier_world_is_refused(tmp_path: Path) -> None:
+    """It would use communicators that were aborted, and raise nothing."""
+    agent, norms = train(tmp_path, KIND="late", HOW="old graph", KILL=KILLED, FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 1, 1]
+    assert "ConfigurationError: a CUDA graph is replayed in another world" in agent.log
+    assert max(norms) == 11
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path: Path, backend: str) -> None:
+    """DDP reduces gradients after such hooks, so each rank would train a model of its own."""
+    agent, norms = train(tmp_path, 2, KIND="hooks", BACKEND=backend)
+    assert agent.ended == [1, 1]
+    assert "ConfigurationError: SGD steps inside of the backward pass" in agent.log
+    assert not norms
+
+
+@together
 def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
     undisturbed, _ = train(tmp_path / "undisturbed", KIND="scaler", BACKEND="gloo")
@@ -205,6 +224,16 @@ def test_an_optimizer_does_not_apply_what_was_only_waited_for_after_another_one(
 ) -> None:
     """The collective was begun before the first one stepped, whose permission says nothing of it."""
     agent, norms = train(tmp_path, KIND="late", KILL=f"12:2:1:{point}", BACKEND=backend, FAKE_NCCL="leaves=garbage")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("two"))
+
+
+@pytest.mark.parametrize("point", ["backward", "applied"])
+@pytest.mark.parametrize("how", ["functional", "stream", "graph"])
+@together
+def test_nor_what_came_to_it_where_nobody_calls_wait(tmp_path: Path, undisturbed: Any, how: str, point: str) -> None:
+    """As a functional collective, by a stream of the script's own, or by the replay of a CUDA graph."""
+    agent, norms = train(tmp_path, KIND="late", HOW=how, KILL=f"12:2:1:{point}", FAKE_NCCL="leaves=garbage")
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("two"))
 
