@@ -51,7 +51,7 @@ import torch.distributed as dist
 
 from elasticjob import env
 from elasticjob.collectives import skeletons
-from elasticjob.torchcompat import devices, waits
+from elasticjob.torchcompat import devices, groups, waits
 
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
@@ -569,10 +569,12 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         given = [[one.detach().clone() for one in flat] for flat in inputs]
         return self._start(outputs, lambda mine: self._inner.scatter(mine, given, opts))
 
+    @groups.counting  # as the methods of torch's own class
     def send(self, tensors: Any, peer: int, tag: int) -> Any:
         given = [one.detach().clone() for one in tensors]
         return self._start([], lambda _: self._inner.send(given, peer, tag), peer)
 
+    @groups.counting
     def recv(self, tensors: Any, peer: int, tag: int) -> Any:
         return self._start(tensors, lambda mine: self._inner.recv(mine, peer, tag), peer)
 

@@ -9,7 +9,8 @@ import pytest
 
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
-from elasticjob.sessions.fence import Fence
+from elasticjob.sessions.fence import Fence, Seen
+from elasticjob.sessions.model_state import hook
 from elasticjob.torchcompat import nccl, threads
 from worker.gang_helper import run_alone
 
@@ -22,8 +23,15 @@ class World:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.lost = False
-        self.queued = 0
-        self.fence = Fence(self.hold, lambda: self.queued, self.noting("meet"))
+        self.queued = self.waited = self.sent = 0
+        hold_all = self.noting("the whole device")
+
+        def ask_all() -> None:
+            hold_all()
+            self.hold()
+
+        see: Callable[[], Seen] = lambda: Seen(self.queued, self.waited, self.sent)  # noqa: E731
+        self.fence = Fence(self.hold, see, self.noting("meet"), hold_all=ask_all)
 
     def noting(self, name: str) -> Callable[[], None]:
         return lambda: self.asked.append(name)
@@ -88,14 +96,48 @@ def test_a_failed_backward_pass_that_the_script_has_caught_is_not_applied() -> N
 
 def test_a_loss_that_becomes_known_between_two_optimizers_does_not_tear_the_step() -> None:
     world = World()
+    world.fence.is_followed = True
     world.fence.begin()
     for _ in range(2):
         world.fence.begin_applying(world.noting("agree"))
         world.fence.end_applying()
         world.lost = True
+        world.waited += 1  # for what was begun before, and is done
     world.fence.commit(is_applied=True)
-    assert world.asked == ["hold", "agree"]
+    assert world.asked == ["the whole device", "hold", "agree"]
     assert not world.fence.is_divided
+
+
+def test_that_another_optimizer_follows_is_known_from_the_first_step_in_which_it_does() -> None:
+    """Until then the first one has waited for its own stream, which says nothing of what the second one uses."""
+    world = World()
+    for _ in range(2):
+        world.fence.begin()
+        for _ in range(2):
+            world.fence.begin_applying(world.noting("agree"))
+            world.fence.end_applying()
+        world.fence.commit(is_applied=True)
+        assert not world.fence.is_divided
+    assert world.asked == ["hold", "agree", *["the whole device", "hold", "agree"] * 2]
+
+
+def test_the_whole_device_is_not_waited_for_if_a_message_to_it_may_need_this_rank_to_step() -> None:
+    """Rank 0 waits for one of rank 2, which sends it when it has stepped, and so waits for one of rank 1, and so on."""
+    world = World()
+    world.fence.is_followed = True
+    world.fence.enter_world()
+    world.fence.begin()
+    world.sent += 1
+    for _ in range(2):
+        world.fence.begin_applying(world.noting("agree"))
+        world.fence.end_applying()
+    assert world.asked == ["hold", "agree"] * 2
+    assert world.fence.is_divided
+    world.fence.enter_world()
+    world.fence.commit(is_applied=True)
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    assert world.asked[-3:] == ["the whole device", "hold", "agree"]
 
 
 def test_collectives_between_two_optimizers_need_a_permission_of_their_own() -> None:
@@ -127,8 +169,19 @@ def test_a_scaler_has_the_permission_to_skip_a_step() -> None:
         world.fence.commit(is_applied=False)
 
 
+def test_a_scaler_of_the_only_optimizer_learns_with_its_permission() -> None:
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.lost = True
+    world.fence.skip()
+    assert world.asked == ["hold", "agree"]
+
+
 def test_a_scaler_may_skip_one_optimizer_with_the_permission_of_another() -> None:
     world = World()
+    world.fence.is_followed = True
     world.fence.begin()
     world.fence.begin_applying(world.noting("agree"))
     world.fence.end_applying()
@@ -136,7 +189,7 @@ def test_a_scaler_may_skip_one_optimizer_with_the_permission_of_another() -> Non
     world.fence.skip()
     assert world.fence.is_skipped
     world.fence.commit(is_applied=True)
-    assert world.asked == ["hold", "agree"]
+    assert world.asked == ["the whole device", "hold", "agree"]
 
 
 def test_a_scaler_needs_a_permission_of_its_own_for_what_was_reduced_since_the_last_one() -> None:

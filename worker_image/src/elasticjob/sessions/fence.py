@@ -6,16 +6,30 @@ device goes on with whatever is in the buffers, and nothing raises. But a loss i
 aborted. So the question has two parts, in this order: the device has done everything, and the world still holds. Then
 everything was reduced.
 
-The permission for one optimizer is also that for the next one, if no collective was entered in between, and none was
-waited for: all that the step needs of other ranks is here, and a loss that becomes known just then must not tear it. A
-device waits for a collective only if somebody has called `wait()`, so one that was only begun before is not known.
+The permission for one optimizer is also that for the next one, if nothing was entered in between: all that the step
+needs of other ranks is here, and a loss that becomes known just then must not tear it. A stream of a device waits only
+for what somebody has told it to wait for, and nobody sees all the ways to do that. So where another optimizer follows,
+the whole device is waited for, with all that was begun before. That may not be done if a message to or from one other
+rank is under way, which this one may send after it has stepped: then the next optimizer asks again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from elasticjob.errors import WorldLostError
+
+
+class Seen(NamedTuple):
+    """What this process has done so far with other ranks."""
+
+    entered: int | None = 0  # collectives, and replays of graphs that may have some; None if torch does not tell
+    waited: int = 0  # calls that wait for one
+    sent: int = 0  # messages from one rank to another that were begun, to or from here
+
+    def has_begun_more(self, before: Seen | None) -> bool:
+        return before is None or self.entered is None or (self.entered, self.sent) != (before.entered, before.sent)
 
 
 class Fence:
@@ -24,29 +38,39 @@ class Fence:
     def __init__(
         self,
         hold: Callable[[], None],
-        count: Callable[[], object],
+        count: Callable[[], Seen],
         meet: Callable[[], None],
         is_queued: bool = True,
+        hold_all: Callable[[], None] | None = None,
     ) -> None:
-        """`hold` waits for the device and raises WorldLostError if the world does not hold then; `count` says how many
-        collectives were entered, and waited for, or None; in `meet` all ranks wait for each other; `is_queued`:
-        collectives are only queued when they return.
+        """`hold` waits for the script's stream and raises WorldLostError if the world does not hold then; `hold_all`
+        does so for the whole device; in `meet` all ranks wait for each other; `is_queued`: collectives are only queued
+        when they return.
         """
         self.is_open = False  # there is a step
         self.is_divided = False  # collectives were entered or waited for between two optimizers of the step
         self.hold, self._count, self._meet, self._is_queued = hold, count, meet, is_queued
-        self._before: object = None
-        self._permitted: object = None  # the collectives of which all are right
+        self._hold_all = hold_all or hold
+        self._before = Seen()  # when the optimizer began
+        self._sent = 0  # messages before this world
+        self._permitted: Seen | None = None  # all of it is right
+        self._is_of_all = not is_queued  # the permission is for whatever was begun, and not only for a stream
+        self.is_followed = False  # by another optimizer: that has been in some step of this process
         self._has_stepped = False
         self.is_empty = False  # an optimizer had no gradients to apply: this rank may be the only one
         self.is_skipped = False  # optimizers that a GradScaler has skipped were not meant to step, on any rank
         self.failure: Exception | None = None
+
+    def enter_world(self) -> None:
+        """Whatever was begun before is done."""
+        self._sent = self._count().sent
 
     def begin(self) -> None:
         """A step begins; with several micro-batches, each of them."""
         if not self.is_open:
             self.is_divided = self._has_stepped = False
             self._permitted = self.failure = None
+            self._is_of_all = not self._is_queued
             self.is_empty = False
         self.is_open = True
 
@@ -60,18 +84,35 @@ class Fence:
         """
         self._check()
         self._before = self._count()  # while the device still works
-        if self._permitted is not None and self._before == self._permitted:
+        if self._is_of_all and self._is_permitted(self._before):
             return
-        self.is_divided = self._has_stepped
-        self._asking(self.hold, agree)
+        # A question more in the first step in which another one follows does not divide those after it.
+        has_begun_more = self._before.has_begun_more(self._permitted)
+        self.is_divided = self._has_stepped and (has_begun_more or self.is_followed)
+        self.is_followed = self.is_followed or self._has_stepped
+        self._asking(self._hold_for(self._before), agree)
+
+    def _is_permitted(self, now: Seen) -> bool:
+        """Whether nothing has come since that the permission is not for, as far as anybody sees that."""
+        if self._permitted is None or now.has_begun_more(self._permitted):
+            return False
+        return (self._is_of_all and self._is_queued) or now.waited == self._permitted.waited
+
+    def _hold_for(self, now: Seen) -> Callable[[], None]:
+        """Ask about the whole device where that says something of the optimizers that follow, and is sure to end."""
+        if not self._is_queued:
+            return self.hold
+        self._is_of_all = self.is_followed and now.sent == self._sent
+        return self._hold_all if self._is_of_all else self.hold
 
     def end_applying(self) -> None:
         """The optimizer has applied the step. Raises WorldLostError if it has used other ranks' values that are wrong:
         the state is torn then.
         """
         after = self._count()
-        if self._is_queued and after != self._before:  # an optimizer that is spread over the ranks
-            self._asking(self.hold)
+        has_waited = after.waited != self._before.waited and not self._is_of_all
+        if self._is_queued and (has_waited or after.has_begun_more(self._before)):  # it is spread over the ranks
+            self._asking(self._hold_for(after))
         self._permitted, self._has_stepped = after, True
 
     def skip(self) -> None:
@@ -82,8 +123,9 @@ class Fence:
         optimizer with a scaler of its own may still be to come, and asks again.
         """
         self._check()
-        if self._permitted is None or self._count() != self._permitted:  # more was reduced than is known to be right
-            self._asking(self.hold)
+        now = self._count()
+        if not self._is_permitted(now) or (self.is_followed and not self._is_of_all):
+            self._asking(self._hold_for(now))  # more may have been reduced than is known to be right
         self.is_skipped = True
 
     def _check(self) -> None:

@@ -18,7 +18,7 @@ from elasticjob.channel.place import Place
 from elasticjob.errors import CollectiveFailedError, ElasticJobError, WorldLostError
 from elasticjob.protocol import store, wire
 from elasticjob.sessions.endings import Endings
-from elasticjob.torchcompat import devices, failures, groups, nccl, sockets, threads, waits
+from elasticjob.torchcompat import devices, failures, graphs, groups, nccl, sockets, threads, waits
 
 _FORM_SECONDS = 30.0
 _WORD_SECONDS = 5.0
@@ -60,6 +60,7 @@ class ProcessGroups:
             threads.Thread(groups.drop_gloo, (ended,), "elasticjob-end-stuck").start()
             del ended  # the thread has the last reference
         self._connected = set()
+        graphs.enter_world()
         with self.owning():
             self._make(place, is_lost)
             connect()

@@ -34,7 +34,7 @@ from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostErr
 from elasticjob.sessions import late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients, judge_outside
 from elasticjob.sessions.early import Early
-from elasticjob.sessions.fence import Fence
+from elasticjob.sessions.fence import Fence, Seen
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
@@ -42,7 +42,8 @@ from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
-from elasticjob.torchcompat import devices, optimizers, waits
+from elasticjob.torchcompat import devices, graphs, optimizers, waits
+from elasticjob.torchcompat.groups import count_messages
 
 logger = logging.getLogger("elasticjob")
 
@@ -71,6 +72,11 @@ _CAPTURED = (
     "a CUDA graph records this step of {}. Its replays call nobody, so that after a loss they would apply gradients"
     " that were not reduced, and the session could not take that back. Capture the passes only, for example by"
     " torch.cuda.make_graphed_callables, and call the optimizer itself in each step."
+)
+_IN_BACKWARD = (
+    "{} steps inside of the backward pass, in a hook such as register_post_accumulate_grad_hook: gradients are reduced"
+    " after such hooks, so each rank would train a model of its own, and a loss in the pass would leave a part of the"
+    " step applied. Call the optimizer after session.backward()."
 )
 _has_been = False  # a session with an agent
 _has_tried = False  # one without
@@ -168,6 +174,7 @@ class Session:
         self._tells = client is not None and groups.is_queued  # how far the device is, as its agent cannot see it
         if client is not None and self._tells:
             client.want(control.DEVICE)
+            graphs.watch()
         self._worlds = Worlds(self._memory, groups, client, self._enter_world)
         self._fence = self._make_fence(groups)
         self._buffers = StepBuffers(None)
@@ -546,8 +553,9 @@ class Session:
 
         Any optimizer of the process begins its step here, and nobody hears of one that a replay makes.
         """
-        if devices.is_capturing() and (self._memory.knows(optimizer) or self._memory.is_trained_by(optimizer)):
-            raise ConfigurationError(_CAPTURED.format(type(optimizer).__name__))
+        for is_so, text in ((devices.is_capturing, _CAPTURED), (optimizers.is_in_backward, _IN_BACKWARD)):
+            if is_so() and (self._memory.knows(optimizer) or self._memory.is_trained_by(optimizer)):
+                raise ConfigurationError(text.format(type(optimizer).__name__))
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
             self._worlds.interrupter.allowed = False
             self._fence.begin_applying(self._agree)
@@ -625,14 +633,18 @@ class Session:
 
     def _make_fence(self, groups: ProcessGroups) -> Fence:
         if not self._worlds.can_change:  # nobody could repeat a step
-            return Fence(self._worlds.hold, lambda: None, lambda: None)
+            return Fence(self._worlds.hold, lambda: Seen(entered=None), lambda: None, is_queued=False)
 
-        def count() -> tuple[int, int] | None:
+        def count() -> Seen:
             """A value counts from when it is waited for, which may be long after its collective was begun."""
             entered = groups.count_collectives()
-            return None if entered is None else (entered, waits.count())
+            return Seen(None if entered is None else entered + graphs.count(), waits.count(), count_messages())
 
-        return Fence(self._worlds.hold, count, self._meet, groups.is_queued)
+        fence = Fence(
+            self._worlds.hold, count, self._meet, groups.is_queued, lambda: self._worlds.hold(also_begun=True)
+        )
+        fence.is_followed = bool(self._further)
+        return fence
 
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""
@@ -656,6 +668,7 @@ class Session:
             if self.committed != before:
                 self._memory.keep_place()
         self._replicas.enter()
+        self._fence.enter_world()
 
 
 def _has_closure(given: tuple[Any, ...], more: Mapping[str, Any]) -> bool:

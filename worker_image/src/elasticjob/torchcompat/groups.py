@@ -30,6 +30,7 @@ _BACKEND = "torch._C._distributed_c10d.ProcessGroup._get_backend"
 
 _kept: list[Any] = []
 _messages: Counter[str] = Counter()  # by the name of a group of gloo
+_begun = 0  # messages in all groups
 
 
 def name_groups_anew() -> None:
@@ -185,6 +186,15 @@ def creations_in(context: Callable[[], contextlib.AbstractContextManager[None]])
         setattr(module, name, make)
 
 
+def count_queued() -> int:
+    """The collectives that this process has entered in groups whose collectives are none of gloo's. Never raises."""
+    total = 0
+    for group in find_groups():
+        with contextlib.suppress(Exception):
+            total += 0 if is_gloo(group) else _count_entered(group)
+    return total
+
+
 def count_collectives() -> int | None:
     """The collectives that this process has entered, in all groups; None where torch does not tell. Never raises."""
     if probe.find(_ENTERED) is None:
@@ -216,7 +226,7 @@ def watch_messages() -> None:
         return
     for name in _MESSAGES:
         if (send := getattr(kind, name, None)) is not None:
-            setattr(kind, name, _counting(send))
+            setattr(kind, name, counting(send))
     if (barrier := getattr(kind, "monitored_barrier", None)) is not None:
         kind.monitored_barrier = _leaving_out(barrier)
 
@@ -237,9 +247,18 @@ def _leaving_out(barrier: Callable[..., Any]) -> Callable[..., Any]:
     return leave_out
 
 
-def _counting(send: Callable[..., Any]) -> Callable[..., Any]:
+def count_messages() -> int:
+    """The messages from or to one other rank that this process has begun since `watch_messages`, in all groups."""
+    return _begun
+
+
+def counting(send: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of a group, whose calls are counted."""
+
     @functools.wraps(send)
     def count(group: Any, *given: Any, **more: Any) -> Any:
+        global _begun  # noqa: PLW0603 - torch's functions are those of the process
+        _begun += 1
         if is_gloo(group):
             _messages[str(group.group_name)] += 1
         return send(group, *given, **more)

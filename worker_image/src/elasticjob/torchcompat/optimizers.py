@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from elasticjob.torchcompat.probe import Probe, find
+from elasticjob.torchcompat.probe import Probe, find, has_all
 
 _HANDLES_SCALE = "_step_supports_amp_scaling"
+_TASK = "torch._C._current_graph_task_id"
 
 
 class BeforeScaledStep(torch.optim.Optimizer):
@@ -62,6 +63,12 @@ def hook_all(before: Callable[..., None], after: Callable[..., None]) -> Callabl
     return remove
 
 
+def is_in_backward() -> bool:
+    """Whether a backward pass has called this function, as a hook of a gradient does."""
+    look = find(_TASK)
+    return look is not None and bool(look() != -1)
+
+
 def fills_state(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step that begins is torch's own, and not one of the script."""
     if optimizer.state or any(float(group.get("lr", 0.0)) != 0.0 for group in optimizer.param_groups):
@@ -91,6 +98,12 @@ def load_state(one: Any, state: Mapping[str, Any]) -> None:
 
 
 PROBES = (
+    Probe(
+        "an optimizer that steps inside of the backward pass is refused in a session",
+        (_TASK,),
+        "as in plain DDP, each rank trains a model of its own with it, and a session of several ranks may not know why",
+        has_all(_TASK),
+    ),
     Probe(
         "Horovod's optimizers find a GradScaler that divides gradients too early",
         (f"torch.optim.Adam.{_HANDLES_SCALE}",),

@@ -1,4 +1,4 @@
-"""Two functions of torch's in which a script waits for other ranks, as a session wants them.
+"""Three functions of torch's in which a script waits for other ranks, as a session wants them.
 
 gloo has no abort. Shutting down the connections of a group ends its collectives, but not one that has received a part
 of a message: gloo forgets that somebody waits for the rest, until the timeout of the group. So the thread that waits is
@@ -28,6 +28,7 @@ from elasticjob.torchcompat.probe import Probe
 _CLASS = "torch._C._distributed_c10d.Work"
 _WAIT = f"{_CLASS}.wait"
 _KIND = f"{_CLASS}._get_op_type"
+_FUNCTIONAL = "torch.distributed._functional_collectives.wait_tensor"
 _COLLECTIVES = ("BROADCAST", "ALLREDUCE", "REDUCE", "ALLGATHER", "GATHER", "SCATTER", "ALLTOALL", "BARRIER")
 _MESSAGES = ("SEND", "RECV", "RECVANYSOURCE")
 _LOOK_SECONDS = 0.5
@@ -114,6 +115,20 @@ def _install() -> None:
     torch.autograd.backward = telling(torch.autograd.backward)
     if (work := probe.find(_CLASS)) is not None and WAITS.holds():
         work.wait = counting(telling(_giving_up(work.wait)))
+    if FUNCTIONAL.holds():
+        module, _, name = _FUNCTIONAL.rpartition(".")
+        setattr(probe.find(module), name, _untraced(probe.find(_FUNCTIONAL)))
+
+
+def _untraced(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The wait of a functional collective, which calls no method of Python's; a compiler sees the function itself."""
+    heard = counting(telling(wait))
+
+    @functools.wraps(wait)
+    def wait_or_trace(tensor: Any) -> Any:
+        return wait(tensor) if torch.compiler.is_compiling() else heard(tensor)
+
+    return wait_or_trace
 
 
 def telling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,4 +236,10 @@ WAITS = Probe(
     "it keeps waiting, and its agent ends it after the grace period",
     probe.has_all(_WAIT, _KIND),
 )
-PROBES = (WAITS,)
+FUNCTIONAL = Probe(
+    "a step is taken back of which one optimizer has applied its part when a functional collective fails",
+    (_FUNCTIONAL,),
+    "with gloo the rank gets the state from another one, or goes back to the last checkpoint",
+    probe.has_all(_FUNCTIONAL),
+)
+PROBES = (WAITS, FUNCTIONAL)
