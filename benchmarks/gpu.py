@@ -125,6 +125,16 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
         "a transformer under `torch.compile` and DDP with accumulation, one rank is killed: to 1e-9",
         lambda values: f"{values.get('backend', '')}; {_seconds('secondsUntilNextStep', 'secondsOfJoin')(values)}",
     ),
+    "late-graph": (
+        "two optimizers, and the replay of a CUDA graph reduces what the second one needs; kills: to 1e-9",
+        _seconds("secondsUntilNextStep"),
+    ),
+    "late-functional": ("the same with a functional collective", _seconds("secondsUntilNextStep")),
+    "late-stream": ("the same in a stream of the script's own", _seconds("secondsUntilNextStep")),
+    "capturable": (
+        "Adam whose numbers are on the device (capturable, a rate in a tensor), in its own stream; kills: to 1e-7",
+        _seconds("secondsUntilNextStep"),
+    ),
     "agents-session": (
         "three whole pods, their agents and a hub: a worker and a pod are killed, one joins, one is paused: to 1e-9",
         lambda values: _pods(values, "workerKilled", "podKilled", "podJoined", "pausedSeen", "pausedGivenUp"),
@@ -188,6 +198,10 @@ SESSIONS = (
     "vision",
     "gan",
     "compiled",
+    "late-graph",
+    "late-functional",
+    "late-stream",
+    "capturable",
     "growth",
     "join-source-dies",
 )

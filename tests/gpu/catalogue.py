@@ -17,6 +17,10 @@ class Check:
 CHECKS: dict[str, Check] = {
     "facts": Check("gpu.machine:facts", 45),
     # No device has seen these yet, or not to their end.
+    "late-graph": Check("gpu.sessions:graph", 60),
+    "late-functional": Check("gpu.sessions:functional", 60),
+    "late-stream": Check("gpu.sessions:stream", 60),
+    "capturable": Check("gpu.sessions:capturable", 60),
     "agents-session": Check("gpu.agents:in_session", 70),
     "agents-restart": Check("gpu.agents:restarted", 60),
     "contract-streams": Check("gpu.contract:streams", 60),

@@ -110,6 +110,51 @@ def killed(check: Report, folder: Path) -> None:
         _judge(check, world)
 
 
+def _late(check: Report, folder: Path, kind: str) -> None:
+    """Two optimizers, and what the second one needs comes from the other ranks while the first one steps."""
+    with rig.gang(folder, "habits.py", {"kind": kind, "width": 256}) as world:
+        world.start(3)
+        _lose_some(check, world, ("backward", "optimizer"))
+        _judge(check, world)
+
+
+def functional(check: Report, folder: Path) -> None:
+    """As a functional collective, for which nothing in Python waits."""
+    _late(check, folder, "functional")
+
+
+def stream(check: Report, folder: Path) -> None:
+    """In a stream of the script's own."""
+    _late(check, folder, "stream")
+
+
+def graph(check: Report, folder: Path) -> None:
+    """By the replay of a CUDA graph, which is captured anew in each world."""
+    _late(check, folder, "graph")
+
+
+def capturable(check: Report, folder: Path) -> None:
+    """An optimizer whose numbers are all on the device, in a stream of its own; the result of one undisturbed process,
+    to 1e-7: Adam divides by what is small.
+    """
+    settings = {"kind": "capturable", "width": 256}
+    with rig.gang(folder, "habits.py", settings) as alone:
+        with rig.gang(folder, "habits.py", settings) as world:
+            alone.start(1)
+            world.start(3)
+            _lose_some(check, world, ("backward", "optimizer"))
+            rows = world.rows()
+        most = max(row["step"] for row in rows if row["event"] == "step")
+        alone.await_step(most, 60.0)
+        right = {row["step"]: row["norm"] for row in alone.steps()}
+    steps = [row for row in rows if row["event"] == "step"]
+    wrong = [row for row in steps if not abs(row["norm"] - right[row["step"]]) <= 1e-7 * right[row["step"]]]
+    check.measure(steps=most + 1, wrongSteps=len(wrong))
+    check.expect(not wrong, "every committed step has the parameters of one undisturbed process, to 1e-7", wrong[:3])
+    others = find_other_states(rows)
+    check.expect(not others, "every world begins with the bits of its last committed step", others[:3])
+
+
 def scaler_killed(check: Report, folder: Path) -> None:
     """The same with gradients that are accumulated, scaled and clipped."""
     settings = {"width": 256, "scaler": True, "clip": 0.05, "micro": 8}
