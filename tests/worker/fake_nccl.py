@@ -278,7 +278,8 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
         """Let the processor go on."""
         if not self._may_go_on.is_set():
             self._may_go_on.set()
-            self._future.set_result(self._results)
+            # What is to follow it queues collectives, and in this thread it would wait for itself.
+            threading.Thread(target=self._future.set_result, args=(self._results,), daemon=True).start()
 
     def wait(self, timeout: Any = None) -> bool:
         caller = sys._getframe(1).f_code.co_filename

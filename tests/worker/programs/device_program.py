@@ -4,20 +4,20 @@ Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twic
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
 does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what the second
 optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a group for
-another one than the model's; or hooks: each optimizer steps when its gradient is there), SCHEDULE (where a scheduler
-steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun "async", or as a
-"functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in an "old graph",
-that of the first world), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of any block, or
-else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first
-world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward, micro,
-backward, applied, halfway, between, message, or entering, with the number of a message instead of a step), SENDS (how
-the last rank sends a large message in each step: broadcast, send or all_to_all; or what else all ranks do there: see
-OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation"
-between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and instead of
-the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value
-of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step,
-until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as that of a
-device).
+another one than the model's; or comm hook: of DDP; or hooks: each optimizer steps when its gradient is there), SCHEDULE
+(where a scheduler steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun
+"async", or as a "functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in
+an "old graph", that of the first world), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of
+any block, or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank"
+in the first world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward,
+micro, backward, applied, halfway, between, message, or entering, with the number of a message instead of a step), SENDS
+(how the last rank sends a large message in each step: broadcast, send or all_to_all; or what else all ranks do there:
+see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with
+"evaluation" between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and
+instead of the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:"
+at a value of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the
+last step, until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as
+that of a device).
 """
 
 from __future__ import annotations
@@ -140,6 +140,25 @@ def reduce_aside(*_: int) -> None:
     UNDER_WAY[:] = [dist.all_reduce(torch.ones(600), async_op=True) for _ in range(2)]
 
 
+def reduce_in_turns(state: list[int], bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """In some passes as a whole, and in later ones in two halves; how often it was called decides."""
+    state[0] += 1
+    whole: torch.Tensor = bucket.buffer().div_(dist.get_world_size())
+    half = whole.numel() // 2 if state[0] > 5 else whole.numel()
+    first: Any = dist.all_reduce(whole[:half], async_op=True)
+
+    def go_on(done: Any) -> torch.Tensor:
+        done.value()  # raises what the collective has raised
+        if half < whole.numel():
+            dist.all_reduce(whole[half:])
+        return whole
+
+    return first.get_future().then(go_on)  # type: ignore[no-any-return]
+
+
+reduce_in_turns.__annotations__.clear()  # torch compares them with types, and here they are texts
+
+
 def reduce_in_a_group(*_: int) -> None:
     dist.all_reduce(torch.ones(600), group=dist.new_group(backend="gloo"))
 
@@ -239,6 +258,7 @@ class Script:
             "saves": self.enter_saving,
             "other device": self.enter_other,
             "late": self.capture,
+            "comm hook": self.compress,
         }.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
@@ -259,6 +279,10 @@ class Script:
         """A group for another device than the model's, as `cpu:gloo` is beside a GPU."""
         if dist.get_world_size() > 1:
             self.group = dist.new_group(backend="cuda:gloo")
+
+    def compress(self, session: Session) -> None:
+        """A communication hook of DDP's with a state that all ranks must have alike, as PowerSGD has."""
+        session.model.register_comm_hook([0], reduce_in_turns)
 
     def capture(self, _: Session) -> None:
         """A collective in a CUDA graph, as a part of a pass."""

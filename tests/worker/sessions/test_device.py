@@ -101,6 +101,24 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path: Path,
     assert not norms
 
 
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_a_communication_hook_has_a_new_state_in_each_world(tmp_path: Path, undisturbed: Any, backend: str) -> None:
+    """Its state decides what it sends, so a joiner has to begin with the same one as the others."""
+    variables = {"KIND": "comm hook", "BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "KILL": "14:0:2:backward"}
+    with FakeAgent(PROGRAM, tmp_path, LAST="24", **variables) as agent:
+        agent.start(2)
+        agent.wait(lambda: any(row["step"] >= 6 for row in agent.rows), "some steps")
+        agent.join()
+        agent.tell(announced=True)
+        agent.run()
+    assert sorted(agent.ended) == [-9, 0, 0]
+    norms: dict[int, set[float]] = {}
+    for row in agent.rows:
+        norms.setdefault(row["step"], set()).add(row["norm"])
+    check(norms, undisturbed("plain"))
+
+
 @together
 def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
