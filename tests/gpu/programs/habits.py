@@ -32,7 +32,7 @@ class Script:
     def __init__(self) -> None:
         self.x, self.y = (one.to(device) for one in training.make_data(torch.float64))
         self.model: Any = training.make_model(SETTINGS.get("width", 256), torch.float64).to(device)
-        layers = list(self.model)
+        layers: list[nn.Module] = list(self.model.children())
         parts = [self.model] if KIND == "capturable" else [nn.Sequential(*layers[:-1]), layers[-1]]
         self.optimizers = [self.make_optimizer(one) for one in parts]
         self.factor = torch.ones(1, dtype=torch.float64, device=device)

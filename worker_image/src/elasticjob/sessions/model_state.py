@@ -168,10 +168,15 @@ def check_layers(model: torch.nn.Module) -> None:
 class ElasticModel(Transparent):
     """Calls the module through the DDP of the current world."""
 
-    def __init__(self, module: torch.nn.Module, find: Callable[[], torch.nn.Module]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        find: Callable[[], torch.nn.Module],
+        take_comm_hook: Callable[[Any, Callable[..., Any]], None],
+    ) -> None:
         """`find` returns what to call now."""
         super().__init__(module)
-        self._find = find
+        self._find, self._take_comm_hook = find, take_comm_hook
         self.has_run = False  # for a backward pass, since somebody looked
 
     @waits.telling  # of DDP, which sends buffers
@@ -184,6 +189,13 @@ class ElasticModel(Transparent):
         found = self._find()
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         return found.no_sync() if isinstance(found, DistributedDataParallel) else context
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """As of DDP, for the present world: call it in `on_world`, with a new state. In a world of one, it is not used.
+
+        Raises ConfigurationError elsewhere.
+        """
+        self._take_comm_hook(state, hook)
 
     def join_hook(self, **_: Any) -> Any:
         """What torch's `Join` asks for."""
@@ -216,7 +228,9 @@ class ReplicatedModelState:
         check_model(model)
         self._options = dict(options or {})
         self._reduces = reduces
-        self.model = ElasticModel(model, self._find)
+        self.model = ElasticModel(model, self._find, self._take_comm_hook)
+        self._comm_hook: tuple[Any, Callable[..., Any]] | None = None  # of the present world, and its state
+        self.is_entering = False  # a world: the script's `on_world` is called
         self.optimizer = optimizer
         hook(optimizer, hooks)
         self._module = model
@@ -234,6 +248,7 @@ class ReplicatedModelState:
         """Nothing to do: the default group is enough."""
 
     def bind(self, generation: int, sync: bool = False) -> None:
+        self._comm_hook = None
         if sync or torch_ddp.CAN_SKIP_SYNC:
             self._wrap(sync)
         else:
@@ -247,6 +262,24 @@ class ReplicatedModelState:
         if any(is_trainable for _, is_trainable in self._wrapped):
             devices = [self.device] if self.device.type == "cuda" else None
             self._ddp = torch_ddp.make_ddp(self._module, devices, sync, self._options)
+            if self._comm_hook is not None:
+                self._ddp.register_comm_hook(*self._comm_hook)
+
+    def _take_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        if not self._reduces:
+            raise ConfigurationError(
+                "session.model.register_comm_hook() got a communication hook, and with virtual ranks there is no DDP to"
+                " call it: gradients are added in one order on all ranks. Leave the hook out, or the virtual_ranks."
+            )
+        if not self.is_entering:
+            raise ConfigurationError(
+                "session.model.register_comm_hook() is called outside of on_world. Each world has another DDP, and a"
+                " joiner knows nothing of the hook's state, with which ranks decide what they send: register it in"
+                " Session(..., on_world=...), with a new state for each world."
+            )
+        self._comm_hook = (state, hook)
+        if self._ddp is not None:
+            self._ddp.register_comm_hook(state, hook)
 
     def _find(self) -> torch.nn.Module:
         """What a forward pass calls: a new DDP if other parameters have become trainable, on all ranks alike.

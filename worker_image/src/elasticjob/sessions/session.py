@@ -36,7 +36,7 @@ from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients, ju
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence, Seen
 from elasticjob.sessions.memory import Memory
-from elasticjob.sessions.model_state import check_layers, hook
+from elasticjob.sessions.model_state import ReplicatedModelState, check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
 from elasticjob.sessions.replicas import Replicas, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
@@ -646,6 +646,17 @@ class Session:
         fence.is_followed = bool(self._further)
         return fence
 
+    @contextlib.contextmanager
+    def _entering(self) -> Iterator[None]:
+        if not isinstance(self._model_state, ReplicatedModelState):
+            yield
+            return
+        self._model_state.is_entering = True
+        try:
+            yield
+        finally:
+            self._model_state.is_entering = False
+
     def _enter_world(self) -> None:
         """Call `on_world`, for example to load a checkpoint."""
         if self._is_virtual:
@@ -663,7 +674,8 @@ class Session:
         before = self.committed
         try:
             if self._on_world is not None:
-                self._on_world(self)
+                with self._entering():
+                    self._on_world(self)
         finally:  # a loss may end it after it has loaded a checkpoint
             if self.committed != before:
                 self._memory.keep_place()
