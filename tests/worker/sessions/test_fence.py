@@ -10,7 +10,6 @@ import pytest
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
 from elasticjob.sessions.fence import Fence, Seen
-from elasticjob.sessions.model_state import hook
 from elasticjob.torchcompat import nccl, threads
 from worker.gang_helper import run_alone
 
