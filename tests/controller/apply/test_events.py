@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from aiohttp import web
 from controller.api_fixture import answering
 from elasticjob_operator import api as models
 from elasticjob_operator.apply.events import MAX_WAITING, EventRecorder
-from elasticjob_operator.model.observe import Job
+from elasticjob_operator.model.observe import Job, observe_job
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.run import job_lines
 
@@ -61,3 +63,29 @@ async def test_what_is_logged_of_refused_events_counts_for_their_namespace(
         await recorder.close()
     refused = [record for record in caplog.records if "exceeded quota" in record.getMessage()]
     assert [job_lines.find_namespace(record) for record in refused] == ["evil"]
+
+
+@pytest.mark.parametrize("events", [pytest.param(1, id="written"), pytest.param(60, id="more than may be written now")])
+async def test_an_event_that_waits_keeps_no_template(events: int, tmp_path: Path) -> None:
+    """What a job takes is counted while it is there, and a tenant makes one after the other."""
+    may_answer = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await may_answer.wait()
+        return web.json_response({})
+
+    template = {"spec": {"containers": [{"name": "w", "image": "i"}]}}
+    metadata = {"namespace": "evil", "name": "j", "uid": "u", "resourceVersion": "1"}
+    job = observe_job({"metadata": metadata, "spec": {"replicas": 1, "template": template}})
+    assert job.spec is not None
+    spec = weakref.ref(job.spec)
+    async with answering(answer, tmp_path) as api:
+        api.leadership.lend(math.inf)
+        recorder = EventRecorder(api, "test")
+        recorder.record(job, [Event("R", f"event {n}") for n in range(events)], 0.0)
+        await asyncio.sleep(0)
+        del job
+        gc.collect()
+        assert spec() is None
+        may_answer.set()
+        await recorder.close()
