@@ -47,6 +47,7 @@ class EventRecorder:
             task.cancel()
 
     def record(self, job: Job, events: Iterable[Event], now: float) -> None:
+        job = job.identity  # what waits may outlive it
         for event in events:
             told = self._filter.offer(job.uid, event, now)
             if told is not None:

@@ -176,6 +176,11 @@ class Job:
         return (self.namespace, self.name)
 
     @property
+    def identity(self) -> Job:
+        """The job without all that it says, to be kept when the job may be gone."""
+        return Job(self.namespace, self.name, self.uid, spec=None, status=api.Status())
+
+    @property
     def is_corrected(self) -> bool:
         """Whether it ended for what its manifest says, before it had a world, and has another manifest by now."""
         status, failed = self.status, self.status.condition("Failed")
