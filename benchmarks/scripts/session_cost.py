@@ -1,12 +1,15 @@
 """What a session costs a step, and what many changes of its world leave behind.
 
     python benchmarks/scripts/session_cost.py steps [--kind ddp|fsdp|hsdp] [--ranks 2] [--layers 1 --frozen 0] [--parts]
+    PYTHONPATH=tests python benchmarks/scripts/session_cost.py steps --nccl --rest-ms 20 [--optimizers 2]
     python benchmarks/scripts/session_cost.py regroups --regroups 1000 [--kind ...] [--lost-every 5]
 
 `steps`: the ranks train two equal models in turns of some steps, one in a session and one plainly, with the same
 process group, so that the noise of the machine meets both. One JSON line: per side, in microseconds, the median time of
-a step, of the CPU time of its main thread, and of that of all threads of a rank (of turns). `--parts` also says where
-the session spends the time, by timers that themselves take some.
+a step, of the CPU time of its main thread, and of that of all threads of a rank (of turns); and the ratio of the two
+steps. `--parts` also says where the session spends the time, by timers that themselves take some. With `--nccl` they
+train over the model of NCCL that the tests have, so that the session waits for its device; `--rest-ms` is what the
+kernels of a step would take.
 
 `regroups`: the world ends again and again, by announcement or, each so many times, by a loss of which the ranks are
 told; one JSON line for each hundredth, with the threads, open files, sockets and resident memory of a rank.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -141,27 +145,46 @@ def build_layers(mesh: Any = None, count: int = 1, frozen: int = 0) -> tuple[Any
     return model, torch.optim.AdamW(model.parameters())
 
 
-def make_session(args: argparse.Namespace, sampler: Any) -> Any:
+def find_backend(args: argparse.Namespace) -> str | None:
+    if not args.nccl:
+        return None
+    found: str = importlib.import_module("worker.fake_nccl").NAME
+    return found
+
+
+def divide(model: Any, optimizer: Any, count: int) -> list[Any]:
+    """So many optimizers, of one part of the model each."""
+    if count == 1:
+        return [optimizer]
+    parameters = list(model.parameters())
+    return [type(optimizer)(parameters[number::count]) for number in range(count)]
+
+
+def make_session(args: argparse.Namespace, sampler: Any) -> tuple[Any, list[Any]]:
+    """And its further optimizers."""
     from elasticjob.sessions.session import Session
 
     kind, ranks = args.kind, args.ranks
     if kind == "ddp":
         model, optimizer = build_layers(count=args.layers, frozen=args.frozen)
-        return Session(model=model, optimizer=optimizer, sampler=sampler)
-    return Session(build=build_layers, shards=ranks // 2 if kind == "hsdp" else None, sampler=sampler)
+        first, *others = divide(model, optimizer, args.optimizers)
+        more = {f"optimizer{number}": one for number, one in enumerate(others)}
+        return Session(model=model, optimizer=first, sampler=sampler, backend=find_backend(args), **more), others
+    return Session(build=build_layers, shards=ranks // 2 if kind == "hsdp" else None, sampler=sampler), []
 
 
-def make_plain(args: argparse.Namespace) -> tuple[Any, Any]:
-    """In the same process group."""
+def make_plain(args: argparse.Namespace) -> tuple[Any, list[Any]]:
+    """A model in the same process group, and its optimizers."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
     kind, ranks = args.kind, args.ranks
     if kind == "ddp":
         model, optimizer = build_layers(count=args.layers, frozen=args.frozen)
-        return torch.nn.parallel.DistributedDataParallel(model), optimizer
+        return torch.nn.parallel.DistributedDataParallel(model), divide(model, optimizer, args.optimizers)
     shape, names = ((ranks,), ("shard",)) if kind == "fsdp" else ((2, ranks // 2), ("replicate", "shard"))
-    return build_layers(init_device_mesh("cpu", shape, mesh_dim_names=names))
+    model, optimizer = build_layers(init_device_mesh("cpu", shape, mesh_dim_names=names))
+    return model, [optimizer]
 
 
 class Parts:
@@ -207,11 +230,11 @@ def measure_steps(args: argparse.Namespace) -> None:
         parts.watch_session()
     data = TensorDataset(torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, 1))
     sampler = elasticjob.ElasticDistributedSampler(data, global_batch_size=BATCH * args.ranks)
-    session = make_session(args, sampler)
+    session, others = make_session(args, sampler)
     loader = DataLoader(data, batch_sampler=sampler)
     plain_sampler: Any = DistributedSampler(data)
     plain_loader = DataLoader(data, batch_sampler=BatchSampler(plain_sampler, BATCH, drop_last=False))
-    model, optimizer = make_plain(args)
+    model, optimizers = make_plain(args)
     compute = torch.nn.functional.mse_loss
 
     def session_batches() -> Iterator[Any]:
@@ -228,19 +251,23 @@ def measure_steps(args: argparse.Namespace) -> None:
         x, y = next(batches)
         with session.step():
             loss = compute(session.model(x), y)
+            time.sleep(args.rest_ms / 1000)
             session.backward(loss)
             if session.ends_step:
-                session.optimizer.step()
-                session.optimizer.zero_grad()
+                for one in [session.optimizer, *others]:
+                    one.step()
+                    one.zero_grad()
         if args.report:
             elasticjob.report(step=session.committed, loss=loss)
 
     def plain_step(batches: Iterator[Any]) -> None:
         x, y = next(batches)
         loss = compute(model(x), y)
+        time.sleep(args.rest_ms / 1000)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
 
     sides: dict[str, tuple[Callable[[Iterator[Any]], None], Iterator[Any]]] = {
         "session": (session_step, session_batches()),
@@ -266,6 +293,7 @@ def measure_steps(args: argparse.Namespace) -> None:
             ours, theirs = (1e6 * statistics.median(found[name][what]) for name in ("session", "plain"))
             line |= {f"plain{what}Us": round(theirs, 1), f"session{what}Us": round(ours, 1)}
             line |= {f"more{what}Us": round(ours - theirs, 1)}
+        line["ratio"] = round(line["sessionStepUs"] / line["plainStepUs"], 4)
         if args.parts:
             line["partsUs"] = {name: round(1e6 * statistics.median(one), 1) for name, one in parts.times.items() if one}
         print(json.dumps(line), flush=True)
@@ -310,7 +338,7 @@ def regroup_often(args: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    session = make_session(args, None)
+    session, _ = make_session(args, None)
     if args.kind == "fsdp" and args.lost_every:
         raise SystemExit("a loss ends a session whose shards have no copies: --lost-every 0, or --kind hsdp")
     x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, 1)
@@ -343,6 +371,9 @@ def main() -> None:
     )
     parser.add_argument("--frozen", type=int, default=0, help="so many of them are frozen")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--nccl", action="store_true", help="over the model of NCCL in tests/worker")
+    parser.add_argument("--rest-ms", type=float, default=0.0, help="milliseconds that each step rests beside it")
+    parser.add_argument("--optimizers", type=int, default=1, help="of DDP's model")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--report", action="store_true", help="the session's script also calls elasticjob.report")
     parser.add_argument("--regroups", type=int, default=1000)
