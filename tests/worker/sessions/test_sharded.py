@@ -28,6 +28,7 @@ from worker.sessions.test_session import check_history
 
 pytestmark = [pytest.mark.timeout(400), needs_fsdp_on_cpu]
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_sharded.py")
+STAGES = Path(PROGRAM).with_name("stages_program.py")
 
 
 @dataclass
@@ -272,3 +273,17 @@ def test_a_torch_whose_fsdp_wants_a_device_is_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigurationError, match=r"on the CPU needs torch 2\.7 or newer, and this is torch \d"):
         Session(build=lambda mesh: pytest.fail(f"built on {mesh}"))
     torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["apart", "alike"])
+def test_stages_of_a_pipeline_are_refused(kind: str) -> None:
+    """At a change every rank would get the parameters of one stage, or fail to load them."""
+    for member in run_gang(STAGES, 2, kind, timeout=150):
+        assert "no parameter is cut over the ranks" in member.results["said"]
+
+
+def test_stages_that_are_cut_are_refused(hub: FakeHub, pods: Pods) -> None:
+    hub.set_size(4)
+    for pod in [pods.start(f"pod-{i}", str(STAGES), "cut", launcher="elasticjob-run") for i in range(4)]:
+        assert pod.wait() == 0
+        assert "the ranks have built different models" in pod.log
