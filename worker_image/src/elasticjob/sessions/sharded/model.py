@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,15 @@ from elasticjob.torchcompat.sharding import DTensor
 
 logger = logging.getLogger("elasticjob")
 
+_PIPELINE = "The stages of a pipeline cannot be in a session: let such a script restart, from checkpoints of its own."
+_UNCUT = (
+    "Session(build=...): no parameter is cut over the ranks, so nothing reduces the gradients. Call fully_shard(model,"
+    " mesh=mesh) in build, or pass a model that every rank has whole as Session(model=..., optimizer=...). " + _PIPELINE
+)
+_STAGES = (
+    "Session(build=...): the ranks have built different models, and a session gives all ranks the same one. Build the"
+    " whole model on each rank, and cut it over the mesh. " + _PIPELINE
+)
 _SECTIONS = ("model", "optimizer", "trainable")  # of a state
 
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
@@ -110,6 +120,8 @@ class ShardedModelState:
         self._filled = False
         self._made = self._build(self._mesh)
         self._groups = len(self.optimizer.param_groups)
+        if self._mesh.size() > 1 and not any(isinstance(one, DTensor) for one in self.model.parameters()):
+            raise ConfigurationError(_UNCUT)
         hook(self.optimizer, self._hooks)
 
     def pack(self, hold: Callable[[], None]) -> None:
@@ -170,7 +182,10 @@ class ShardedModelState:
         self._flags = group
         mine = self._take_inventory(step, clean, places)
         rows = messages.all_gather_integers(mine.to_row(), group)
-        found = recovery.plan_recovery([recovery.ShardInventory.from_row(row) for row in rows])
+        inventories = [recovery.ShardInventory.from_row(row) for row in rows]
+        if all(one.step < 0 for one in inventories):  # later, a joiner alone would be to blame
+            self._refuse_stages(group)
+        found = recovery.plan_recovery(inventories)
         if found.sources:
             self._reassemble(found, group)
         elif mine.whole != found.step:
@@ -180,6 +195,13 @@ class ShardedModelState:
         if step < 0:
             return step, clean
         return found.step, found.step in mine.find_steps() and self._whole is not None
+
+    def _refuse_stages(self, group: Any) -> None:
+        """Raises ConfigurationError unless all ranks have built the same model."""
+        described = [(name, tuple(parameter.shape)) for name, parameter in self.model.named_parameters()]
+        rows = messages.all_gather_integers([zlib.crc32(repr(described).encode())], group)
+        if len(set(map(tuple, rows))) > 1:
+            raise ConfigurationError(_STAGES)
 
     def _take_inventory(self, step: int, clean: bool, places: Collection[int]) -> recovery.ShardInventory:
         whole = step if self._whole is not None else -1 if self._base is None else self._base[0]
