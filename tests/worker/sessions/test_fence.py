@@ -224,10 +224,10 @@ say("traced", traced)
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_questions_about_a_compiled_step_are_asked_and_not_traced() -> None:
     """Traced, whether a member is lost would be looked up before the graph that waits for the device begins."""
-    assert run_alone(COMPILED).results["traced"] == [False] * 4
+    assert run_alone(COMPILED, timeout=200).results["traced"] == [False] * 4
 
 
 class Group:
