@@ -13,7 +13,6 @@ from benchmarks.simulation.constants import MESSAGES_OF_A_REAL_CHANGE, Constants
 from elasticjob_operator.hub.limits import HubSettings, reconnect_seconds
 from elasticjob_operator.membership import member_health
 
-AGENTS_OF_A_JOB = 10
 ETCD_BYTES = 1.5 * 2**20  # --max-request-bytes
 MEMORY_BYTES = 4 * 2**30  # of the operator's pod
 BASE_BYTES = 100 * 2**20  # of an operator without agents

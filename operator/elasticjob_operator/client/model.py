@@ -269,7 +269,6 @@ class Change:
 Jobs = list[Job]
 Pods = list[Pod]
 Happenings = list[Happening]
-Raws = list[dict[str, Any]]
 Words = list[str]
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names
@@ -20,8 +20,6 @@ from elasticjob_operator.client.errors import InvalidError, NotFoundError
 from elasticjob_operator.launch.attach import build_config_map, find_items, owned_by
 from elasticjob_operator.launch.bundle import Bundle, CodeError
 from elasticjob_operator.rest.request import Request, path_of
-
-ORIGINAL: Final = "what the job was submitted with"
 
 
 @dataclass(frozen=True)
