@@ -247,11 +247,17 @@ def test_an_optimizer_does_not_apply_what_was_only_waited_for_after_another_one(
 
 
 @pytest.mark.parametrize("point", ["backward", "applied"])
-@pytest.mark.parametrize("how", ["functional", "stream", "graph"])
+@pytest.mark.parametrize(
+    ("how", "backend"),
+    [("functional", "fakenccl"), ("functional", "gloo"), ("stream", "fakenccl"), ("graph", "fakenccl")],
+)
 @together
-def test_nor_what_came_to_it_where_nobody_calls_wait(tmp_path: Path, undisturbed: Any, how: str, point: str) -> None:
+def test_nor_what_came_to_it_where_nobody_calls_wait(
+    tmp_path: Path, undisturbed: Any, how: str, backend: str, point: str
+) -> None:
     """As a functional collective, by a stream of the script's own, or by the replay of a CUDA graph."""
-    agent, norms = train(tmp_path, KIND="late", HOW=how, KILL=f"12:2:1:{point}", FAKE_NCCL="leaves=garbage")
+    variables = {"KIND": "late", "HOW": how, "BACKEND": backend, "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KILL=f"12:2:1:{point}", **variables)
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("two"))
 

@@ -119,3 +119,16 @@ def test_a_ddp_that_is_let_go_of_hears_of_no_later_pass(mode: str) -> None:
         dist.destroy_process_group()
     module(torch.ones(1, 2)).sum().backward()
     assert module.weight.grad is not None and module.weight.grad.tolist() == [[2, 2]]
+
+
+@pytest.mark.parametrize(("reduces", "words"), [(True, "outside of on_world"), (False, "virtual ranks")])
+def test_a_communication_hook_that_a_change_would_lose_is_refused(reduces: bool, words: str) -> None:
+    """Each world has another DDP; with virtual ranks there is none."""
+    module = Model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    state = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None), reduces=reduces)
+    with pytest.raises(ConfigurationError, match=words):
+        state.model.register_comm_hook(None, lambda *_: None)
+    state.is_entering = reduces
+    if reduces:
+        state.model.register_comm_hook(None, lambda *_: None)
