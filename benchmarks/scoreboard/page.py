@@ -84,11 +84,13 @@ def render_row(row: str, cells: Sequence[Cell]) -> str:
     measured = [cell for cell in cells if cell.samples]
     if not measured:
         return ""
-    lines = [f"**{row}**", "", "| system | settings | script | median | repeats | note |", "|---|---|---|---|---|---|"]
+    has_notes = any(cell.note for cell in measured)
+    head = ["system", "settings", "script", "median", "repeats", *["note"] * has_notes]
+    lines = [f"**{row}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for cell in measured:
         mark = "**" if cell.ours else ""
         shown = f"{mark}{cell.system}{mark} | {cell.settings} | {cell.script} | {format_cell(cell)}"
-        lines.append(f"| {shown} | {len(cell.samples)} | {cell.note} |")
+        lines.append(f"| {shown} | {len(cell.samples)} |{f' {cell.note} |' if has_notes else ''}")
     reasons: dict[str, list[str]] = {}
     for cell in cells:
         if not cell.samples:
