@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -332,7 +333,7 @@ def test_a_session_goes_back_to_a_step_before_a_group_was_added() -> None:
 def test_a_sharded_model_gets_no_groups_that_the_next_world_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, model = make_optimizer()
     state = ShardedModelState(lambda _: (model, optimizer), (ignore, ignore), None, None)
-    monkeypatch.setattr(state, "_mesh", object())
+    monkeypatch.setattr(state, "_mesh", SimpleNamespace(size=lambda: 1))
     state.bind(1)
     state.check_groups()
     optimizer.add_param_group({"params": model[1].parameters()})
