@@ -25,7 +25,8 @@ from worker import warm_pods
 from worker.fake_hub import FakeHub
 from worker.fake_pods import Pod, Pods, Steps
 
-PATIENCE = 120.0
+PATIENCE = 120.0  # seconds without a step
+COLD_PATIENCE = 360.0  # where each pod imports torch, several at a time
 _SOON = 5.0  # seconds in which the processes of an old world end
 _PAUSE = "0.04"  # seconds between steps: agents need more time for a change than the training takes
 
@@ -57,6 +58,10 @@ class Start:
     warm: bool = True  # forked, with the imports of an agent made
     header: Path | None = None  # of a script, of which the imports are made too
 
+    @property
+    def patience(self) -> float:
+        return PATIENCE if self.warm else COLD_PATIENCE
+
 
 def prepare(header: Path) -> None:
     """Make the imports of pods, once for all processes that are forked from this one."""
@@ -66,8 +71,8 @@ def prepare(header: Path) -> None:
 class Stage:
     """The pods of one run."""
 
-    def __init__(self, hub: FakeHub, pods: Pods, script: Path, folder: Path) -> None:
-        self._hub, self._pods, self._folder = hub, pods, folder
+    def __init__(self, hub: FakeHub, pods: Pods, script: Path, folder: Path, patience: float) -> None:
+        self._hub, self._pods, self._folder, self._patience = hub, pods, folder, patience
         self._command = (str(script), str(folder / "out"), str(folder / "saved"))
         self._steps = Steps(folder / "out")
         self._members: dict[str, Pod] = {}
@@ -89,7 +94,7 @@ class Stage:
 
     def wait_for(self, steps: int) -> bool:
         """False if the script has ended before so many steps."""
-        made, deadline = -1, time.monotonic() + PATIENCE
+        made, deadline = -1, time.monotonic() + self._patience
         while True:
             now = max((line["step"] for line in self.read()), default=0)
             if now >= steps:
@@ -97,9 +102,9 @@ class Stage:
             if any(pod.process.poll() == 0 for pod in self._members.values()):
                 return False
             if now > made:
-                made, deadline = now, time.monotonic() + PATIENCE
+                made, deadline = now, time.monotonic() + self._patience
             if time.monotonic() > deadline:
-                raise AssertionError(f"no step after step {made} in {PATIENCE:.0f} s; {self._hub.describe()}")
+                raise AssertionError(f"no step after step {made} in {self._patience:.0f} s; {self._hub.describe()}")
             time.sleep(0.05)
 
     def _lose(self, pod: str) -> None:
@@ -130,7 +135,7 @@ class Stage:
             self.suspends.append(Suspend(made, self._hub.generation))
             self._hub.suspend()
             for one in suspended:
-                one.wait(PATIENCE)
+                one.wait(self._patience)
             self._hub.resume()
             self.start(len(suspended))
         if event.kind == "kill-all":
@@ -145,14 +150,14 @@ class Stage:
 
     def end(self) -> str:
         """Wait until the pods of the last world have ended, and say which did not end well."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self._patience
         while not any(pod.process.poll() == 0 for pod in self._members.values()):
             if time.monotonic() > deadline or all(pod.process.poll() for pod in self._members.values()):
                 return f"no pod has come to its end; {self._hub.describe()}"
             time.sleep(0.05)
         last = self._hub.world
         self._hub.stop()  # who has come too late
-        codes = {name: pod.wait(PATIENCE) for name, pod in self._members.items()}
+        codes = {name: pod.wait(self._patience) for name, pod in self._members.items()}
         wrong = {name: code for name, code in codes.items() if code and last is not None and name in last.pods}
         return f"exit codes {wrong}" if wrong else ""
 
@@ -172,7 +177,7 @@ def run(
     script.write_text(text)
     result = Run()
     with FakeHub(size=size) as hub, Pods(folder / "pods", hub.url, warm=start.warm, header=start.header) as pods:
-        stage = Stage(hub, pods, script, folder)
+        stage = Stage(hub, pods, script, folder, start.patience)
         try:
             stage.start(size)
             if stage.wait_for(1):
