@@ -76,3 +76,18 @@ def test_a_buffer_that_gets_its_shape_in_the_broken_step() -> None:
         one.resize_(3).fill_(1.0)
     buffers.take_back()
     assert [one.tolist() for one in model.buffers()] == [[], [0.0]]
+
+
+def test_an_evaluation_that_is_broken_off_leaves_no_module_in_eval() -> None:
+    """A script calls `model.eval()` and `model.train()` around it, without `finally`."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.BatchNorm1d(2).eval())
+    buffers = StepBuffers(model)
+    buffers.keep_again()
+    model.eval()
+    buffers.take_back()
+    assert [one.training for one in model.modules()] == [True, True, True, False], "as they were"
+    buffers.keep_again()
+    model.eval()
+    buffers.forget()
+    buffers.take_back()
+    assert not model.training, "the block came to its end: what the script has set holds"
