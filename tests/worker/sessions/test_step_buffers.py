@@ -84,7 +84,9 @@ def test_an_evaluation_that_is_broken_off_leaves_no_module_in_eval() -> None:
     buffers = StepBuffers(model)
     buffers.keep_again()
     model.eval()
+    torch.set_grad_enabled(False)  # as an interrupt in `no_grad` itself leaves it
     buffers.take_back()
+    assert torch.is_grad_enabled()
     assert [one.training for one in model.modules()] == [True, True, True, False], "as they were"
     buffers.keep_again()
     model.eval()
