@@ -21,7 +21,7 @@ Raw = Mapping[str, Any]
 MOST: Final = 16  # that are told of one pod
 _LONGEST: Final = 160  # characters of a value
 _LONGEST_NAME: Final = 64
-_PACKAGES: Final = f"{names.RUNTIME_PATH}/site-packages"
+_RUNTIME: Final = f"{names.RUNTIME_PATH}/"  # copied or mounted
 # Variables without which a pod is not one of its job's world. What others say about the rest is obeyed.
 _NEEDED: Final = frozenset(
     {
@@ -114,9 +114,9 @@ def _compare_variables(where: str, before: Raw, after: Raw) -> Iterator[Alterati
         other = found.get(name)
         if other is not None and _holds(other, one):
             continue
-        if name == "PYTHONPATH" and _PACKAGES in str(one.get("value")):
+        if name == "PYTHONPATH" and _RUNTIME in str(one.get("value")):
             value = str((other or {}).get("value") or "")
-            if _PACKAGES in value or "$(PYTHONPATH)" in value:
+            if _RUNTIME in value or "$(PYTHONPATH)" in value:
                 continue  # others have put theirs beside it
             is_vital = True
         else:

@@ -380,8 +380,8 @@ def test_the_runtime_is_mounted_where_the_cluster_can() -> None:
     (volume,) = [v for v in pod["volumes"] if v["name"] == "elasticjob-runtime"]
     assert volume["image"] == {"reference": "runtime:1", "pullPolicy": "IfNotPresent"}
     (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "elasticjob-runtime"]
-    assert (mount["mountPath"], mount["subPath"], mount["readOnly"]) == ("/opt/elasticjob/runtime", "runtime", True)
-    assert environment({"spec": pod})["PYTHONPATH"] == "/opt/elasticjob/runtime/site-packages"
+    assert mount == {"name": "elasticjob-runtime", "mountPath": "/opt/elasticjob/runtime", "readOnly": True}
+    assert environment({"spec": pod})["PYTHONPATH"] == "/opt/elasticjob/runtime/runtime/site-packages"
 
 
 # --- children --------------------------------------------------------------------------------------------

@@ -292,11 +292,13 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
     mount: Object = {"name": names.VOLUME_RUNTIME, "mountPath": names.RUNTIME_PATH, "readOnly": True}
     if settings.is_runtime_volume:
         image = {"reference": settings.runtime_image, "pullPolicy": settings.image_pull_policy}
-        _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "image": image}, {**mount, "subPath": "runtime"})
+        # All of it: containerd 2.1 ignores a subPath of an image, and mounts the whole there without a word.
+        _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "image": image}, mount)
+        packages = f"{names.RUNTIME_PATH}/runtime/site-packages"
     else:
         name = _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
         body["initContainers"] = [_build_installer(settings, name, trainer), *(body.get("initContainers") or [])]
-    packages = f"{names.RUNTIME_PATH}/site-packages"
+        packages = f"{names.RUNTIME_PATH}/site-packages"
     theirs = next((v for v in trainer["env"] if v.get("name") == "PYTHONPATH" and v.get("value") is not None), None)
     if theirs is None:
         trainer["env"].append({"name": "PYTHONPATH", "value": packages})
