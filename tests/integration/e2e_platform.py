@@ -88,7 +88,7 @@ class Platform:
     def explain(self, job: str) -> str:
         """For the report of a failed test."""
         events = self.get("/api/v1/namespaces/default/events").get("items") or ()
-        lines = [f"{e['involvedObject'].get('name')}: {e['reason']}: {e['message']}" for e in events]
+        lines = [f"{e['involvedObject'].get('name')}: {e['reason']}: {e.get('message')}" for e in events]
         logs = []
         for pod in self.pods(job):
             name = pod["metadata"]["name"]
