@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
 from elasticjob.sessions.step_buffers import StepBuffers
@@ -78,18 +81,71 @@ def test_a_buffer_that_gets_its_shape_in_the_broken_step() -> None:
     assert [one.tolist() for one in model.buffers()] == [[], [0.0]]
 
 
-def test_an_evaluation_that_is_broken_off_leaves_no_module_in_eval() -> None:
-    """A script calls `model.eval()` and `model.train()` around it, without `finally`."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.BatchNorm1d(2).eval())
-    buffers = StepBuffers(model)
-    buffers.keep_again()
+def make_modes() -> tuple[torch.nn.Module, StepBuffers]:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.LayerNorm(2).eval())
+    return model, StepBuffers(model)
+
+
+def evaluate(model: torch.nn.Module, buffers: StepBuffers) -> None:
     model.eval()
     torch.set_grad_enabled(False)  # as an interrupt in `no_grad` itself leaves it
+    buffers.keep_again()
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    with torch.enable_grad():
+        yield
+
+
+@pytest.mark.parametrize("begin", ["keep", "begin_block"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_block_that_is_broken_off_leaves_no_module_in_eval(begin: str, normed: bool) -> None:
+    """A script calls `model.eval()` and `model.train()` around an evaluation, without `finally`."""
+    model, _ = make_modes()
+    if normed:
+        model.append(torch.nn.BatchNorm1d(2))  # type: ignore[operator]
+    modes = [one.training for one in model.modules()]
+    buffers = StepBuffers(model)
+    evaluate(model, buffers)  # one that came to its end
+    buffers.forget()
+    model.train()
+    model.get_submodule("2").eval()
+    torch.set_grad_enabled(True)
+    getattr(buffers, begin)()
+    evaluate(model, buffers)
     buffers.take_back()
     assert torch.is_grad_enabled()
-    assert [one.training for one in model.modules()] == [True, True, True, False], "as they were"
-    buffers.keep_again()
+    assert [one.training for one in model.modules()] == modes, "as they were"
+
+
+def test_each_step_notes_the_modes_anew() -> None:
+    model, buffers = make_modes()
+    buffers.keep()
+    buffers.forget()  # it is applied
     model.eval()
+    buffers.keep()
+    model.train()
+    buffers.keep()  # another micro-batch
+    buffers.take_back()
+    assert not model.training
+
+
+def test_a_loss_after_a_block_changes_no_mode() -> None:
+    """The script has come to the end of what it did: what it has set holds."""
+    model, buffers = make_modes()
+    buffers.begin_block()
+    evaluate(model, buffers)
     buffers.forget()
     buffers.take_back()
-    assert not model.training, "the block came to its end: what the script has set holds"
+    assert not model.training
+    model.train()
+    buffers.begin_block()
+    model.eval()
+    buffers.end_block()  # by an exception of the script, which goes on
+    buffers.take_back()
+    assert not model.training
+    evaluate(model, buffers)  # in no block
+    model.train()
+    buffers.take_back()
+    assert model.training

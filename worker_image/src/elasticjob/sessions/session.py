@@ -462,7 +462,7 @@ class Session:
         first, and ends the process if one of its collectives fails.
         """
         self._settle()
-        self._buffers.keep_again()
+        self._buffers.begin_block()
         if self._worlds.can_change:
             self._aside.begin()
         block = self._block = Block()
@@ -493,6 +493,7 @@ class Session:
         finally:
             self._worlds.interrupter.allowed = False
             self._block = block.failure = None
+            self._buffers.end_block()
             self._aside.forget()
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ the state that the next world starts from: a step that is rolled back takes them
 passes, of which no fence has said that they were right: between two steps, or after the optimizers of one.
 
 A loss in an evaluation breaks it off between `model.eval()` and `model.train()`. Without `dropout`, or with the running
-mean of batch norm, this rank would train on as no other does.
+mean of batch norm, this rank would train on as no other does. So the modes are noted where steps and blocks begin, and
+not in a pass, which may be one of an evaluation. Code outside of any block comes to its end: what it has set holds.
 """
 
 from __future__ import annotations
@@ -22,38 +23,55 @@ class StepBuffers:
         self._slots: list[Slot] = [] if model is None else find_slots(model)
         self._before: list[tuple[Slot, torch.Tensor, torch.Tensor]] | None = None  # each, and what it was
         self._modules = [] if model is None else list(model.modules())
-        self._modes: list[bool] = []  # whether each of them trained
+        self._modes: list[bool] | None = None  # whether each of them trained as the step or the block began
         self._has_gradients = True  # whether passes were recorded: an interrupt may come between `no_grad` and its end
         self.is_unsure = False  # a pass has followed of which nobody knows yet whether it was right
 
     def keep(self) -> None:
         """A step begins, with its first micro-batch or with a later one."""
         if self._before is None:
-            present = [(slot, getattr(*slot)) for slot in self._slots]
-            self._before = [(slot, one, one.detach().clone()) for slot, one in present if one is not None]
-            self._modes = [module.training for module in self._modules]
-            self._has_gradients = torch.is_grad_enabled()
+            self._copy()
+        if self._modes is None:
+            self._note_modes()
+
+    def begin_block(self) -> None:
+        """One between two steps. All that was done so far is right."""
+        self.keep_again()
+        self._note_modes()
+
+    def end_block(self) -> None:
+        """Also one that an exception of the script has ended, which has no modes to take back."""
+        self._modes = None
 
     def keep_again(self) -> None:
         """Passes of the model may follow that are no part of a step. All that was done so far is right."""
         if not self.is_unsure:
-            self.forget()
-            self.keep()
+            self._copy()
             self.is_unsure = bool(self._before)
+        if not self.is_unsure:
+            self._before = None  # the next step looks again
 
     def forget(self) -> None:
         """The step is applied, or the pass was right."""
-        self._before, self.is_unsure = None, False
+        self._before, self._modes, self.is_unsure = None, None, False
 
     def take_back(self) -> None:
-        if self._before is None:
-            return
-        self._put_back(self._before)
-        for module, trains in zip(self._modules, self._modes, strict=True):
-            if module.training is not trains:
-                module.training = trains
-        torch.set_grad_enabled(self._has_gradients)
+        if self._before is not None:
+            self._put_back(self._before)
+        if self._modes is not None:
+            for module, trains in zip(self._modules, self._modes, strict=True):
+                if module.training is not trains:
+                    module.training = trains
+            torch.set_grad_enabled(self._has_gradients)
         self.forget()
+
+    def _copy(self) -> None:
+        present = [(slot, getattr(*slot)) for slot in self._slots]
+        self._before = [(slot, one, one.detach().clone()) for slot, one in present if one is not None]
+
+    def _note_modes(self) -> None:
+        self._modes = [module.training for module in self._modules]
+        self._has_gradients = torch.is_grad_enabled()
 
     @staticmethod
     @torch.no_grad()
