@@ -83,7 +83,7 @@ def load_state(one: Any, state: Mapping[str, Any]) -> None:
     """`one.load_state_dict(state)`, after which a number in the state of an optimizer has the precision that it had.
 
     torch casts them all to the type of the parameter, also what NAdam and ASGD count in a tensor without dimensions. A
-    rate in a tensor stays in that one, which the script may set itself.
+    rate in a tensor stays in that one, which the script may set itself, unless it was saved with another shape.
     """
     is_optimizer = isinstance(one, torch.optim.Optimizer)
     known = [dict(group) for group in one.param_groups] if is_optimizer else []
@@ -92,8 +92,10 @@ def load_state(one: Any, state: Mapping[str, Any]) -> None:
         return
     for before, group in zip(known, one.param_groups, strict=False):
         for name, own in before.items():
-            if isinstance(own, torch.Tensor) and isinstance(loaded := group.get(name), torch.Tensor):
-                group[name] = own.copy_(loaded)
+            loaded = group.get(name)
+            if isinstance(own, torch.Tensor) and isinstance(loaded, torch.Tensor) and own.shape == loaded.shape:
+                with torch.no_grad():  # a script may learn its rate
+                    group[name] = own.copy_(loaded)
     indices = (index for group in state["param_groups"] for index in group["params"])
     parameters = (parameter for group in one.param_groups for parameter in group["params"])
     for index, parameter in zip(indices, parameters, strict=False):
