@@ -94,11 +94,30 @@ def test_a_graph_with_collectives_of_an_earlier_world_is_refused(tmp_path: Path)
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
 @together
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path: Path, backend: str) -> None:
-    """DDP reduces gradients after such hooks, so each rank would train a model of its own."""
+    """A loss in the pass would leave a part of the step applied. When DDP or FSDP2 reduces is of no account."""
     agent, norms = train(tmp_path, 2, KIND="hooks", BACKEND=backend)
     assert agent.ended == [1, 1]
     assert "ConfigurationError: SGD steps inside of the backward pass" in agent.log
+    assert "would leave a part of the step applied, which a session of several ranks cannot take back" in agent.log
+    assert "gradients are reduced" not in agent.log
     assert not norms
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_one_rank_may_step_in_the_backward_pass(tmp_path: Path, backend: str) -> None:
+    """No other is lost in its pass. Once another joins, it is refused."""
+    agent, norms = train(tmp_path / "alone", 1, KIND="hooks", BACKEND=backend)
+    assert agent.ended == [0]
+    assert sorted(norms) == list(range(25))
+    with FakeAgent(PROGRAM, tmp_path / "joined", LAST="1000000", KIND="hooks", BACKEND=backend) as agent:
+        agent.start(1)
+        agent.wait(lambda: any(row["step"] >= 2 for row in agent.rows), "some steps")
+        agent.join()
+        agent.tell(announced=True)
+        agent.run()
+    assert agent.ended == [1, 1]
+    assert "ConfigurationError: SGD steps inside of the backward pass" in agent.log
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
