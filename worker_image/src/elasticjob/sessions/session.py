@@ -74,9 +74,9 @@ _CAPTURED = (
     " torch.cuda.make_graphed_callables, and call the optimizer itself in each step."
 )
 _IN_BACKWARD = (
-    "{} steps inside of the backward pass, in a hook such as register_post_accumulate_grad_hook: gradients are reduced"
-    " after such hooks, so each rank would train a model of its own, and a loss in the pass would leave a part of the"
-    " step applied. Call the optimizer after session.backward()."
+    "{} steps inside of the backward pass, in a hook such as register_post_accumulate_grad_hook: a loss in the pass"
+    " would leave a part of the step applied, which a session of several ranks cannot take back. Call the optimizer"
+    " after session.backward()."
 )
 _has_been = False  # a session with an agent
 _has_tried = False  # one without
@@ -554,12 +554,16 @@ class Session:
 
         Any optimizer of the process begins its step here, and nobody hears of one that a replay makes.
         """
-        for is_so, text in ((devices.is_capturing, _CAPTURED), (optimizers.is_in_backward, _IN_BACKWARD)):
+        for is_so, text in ((devices.is_capturing, _CAPTURED), (self._is_in_shared_pass, _IN_BACKWARD)):
             if is_so() and (self._memory.knows(optimizer) or self._memory.is_trained_by(optimizer)):
                 raise ConfigurationError(text.format(type(optimizer).__name__))
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
             self._worlds.interrupter.allowed = False
             self._fence.begin_applying(self._agree)
+
+    def _is_in_shared_pass(self) -> bool:
+        """Whether this is in a backward pass of several ranks, any of which may be lost before it ends."""
+        return self.world_size > 1 and optimizers.is_in_backward()
 
     def _end_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._fence.is_open and self._memory.is_trained_by(optimizer):

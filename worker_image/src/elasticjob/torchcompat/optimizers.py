@@ -108,9 +108,10 @@ def load_state(one: Any, state: Mapping[str, Any]) -> None:
 
 PROBES = (
     Probe(
-        "an optimizer that steps inside of the backward pass is refused in a session",
+        "an optimizer that steps inside of the backward pass is refused in a session of several ranks",
         (_TASK,),
-        "as in plain DDP, each rank trains a model of its own with it, and a session of several ranks may not know why",
+        "a loss in the pass leaves a part of the step applied, and with DDP, which reduces after such hooks, each rank"
+        " trains a model of its own",
         has_all(_TASK),
     ),
     Probe(
