@@ -29,6 +29,7 @@ from worker.sessions.test_session import check_history
 pytestmark = [pytest.mark.timeout(400), needs_fsdp_on_cpu]
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ej_sharded.py")
 STAGES = Path(PROGRAM).with_name("stages_program.py")
+BUILT = Path(PROGRAM).with_name("built_program.py")
 
 
 @dataclass
@@ -287,3 +288,10 @@ def test_stages_that_are_cut_are_refused(hub: FakeHub, pods: Pods) -> None:
     for pod in [pods.start(f"pod-{i}", str(STAGES), "cut", launcher="elasticjob-run") for i in range(4)]:
         assert pod.wait() == 0
         assert "the ranks have built different models" in pod.log
+
+
+@pytest.mark.parametrize("kind", ["ddp", "part", "replicate", "fsdp1", "fsdp1 by name"])
+def test_a_built_model_may_be_reduced_by_torch(kind: str) -> None:
+    """No parameter is a DTensor then, and the ranks train one model all the same."""
+    first, second = (member.results["norm"] for member in run_gang(BUILT, 2, kind, timeout=150))
+    assert first == pytest.approx(second, rel=1e-9)

@@ -1,0 +1,49 @@
+"""A session whose `build` lets torch reduce the gradients: DDP, `replicate`, or FSDP1. Each rank prints its parameters."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticjob import Session
+from worker.programs.saying import say
+
+
+def wrap(kind: str, model: torch.nn.Module) -> torch.nn.Module:
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "part":
+        return torch.nn.Sequential(DistributedDataParallel(model))
+    if kind == "replicate":
+        from torch.distributed._composable.replicate import replicate
+
+        replicate(model)
+        return model
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    apart = kind == "fsdp1 by name"
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=apart)
+
+
+def build(_: Any) -> tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = wrap(sys.argv[1], torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+torch.set_num_threads(1)
+session = Session(build=build)
+for number in range(3):
+    with session.step():
+        torch.manual_seed(10 * number + session.rank)
+        session.backward(session.model(torch.randn(2, 4)).square().mean())
+        session.optimizer.step()
+        session.optimizer.zero_grad()
+state = session.model.state_dict()
+say("norm", sum(float(one.double().norm()) for one in state.values()))
+dist.barrier()
+session.close()
