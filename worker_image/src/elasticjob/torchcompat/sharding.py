@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
@@ -30,6 +31,7 @@ __all__ = [
     "find_fsdp_modules",
     "forget_meshes",
     "has_custom_reduce",
+    "is_reduced_whole",
 ]
 
 HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
@@ -39,6 +41,7 @@ _CUTS_ITS_OWN = probe.takes("torch.distributed.tensor.distribute_tensor", "src_d
 _OWN_COPY: dict[str, Any] = {"src_data_rank": None} if _CUTS_ITS_OWN else {}
 
 _FSDP = "torch.distributed.fsdp"
+_APPLIED = "torch.distributed._composable.contract._get_registry"
 
 _TENSOR = "torch.distributed.tensor"
 _MEMORIES = (
@@ -58,6 +61,16 @@ def find_fsdp_modules(model: torch.nn.Module) -> list[Any]:
     """The modules of a model that FSDP2 shards; none in a torch without FSDP2's public name."""
     kind = getattr(sys.modules.get(_FSDP), "FSDPModule", None)  # a sharded model has imported it, and it is large
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def is_reduced_whole(model: torch.nn.Module) -> bool:
+    """Whether DDP, `replicate` or FSDP1 reduces gradients of the model: there need be no DTensor then."""
+    fsdp = getattr(sys.modules.get(_FSDP), "FullyShardedDataParallel", DistributedDataParallel)
+    find_applied = probe.find(_APPLIED) or (lambda _: None)
+    return any(
+        isinstance(module, (DistributedDataParallel, fsdp)) or "replicate" in (find_applied(module) or ())
+        for module in model.modules()
+    )
 
 
 def has_custom_reduce() -> bool:
@@ -102,6 +115,12 @@ PROBES = (
         ("torch.cpu.Stream.record_event",),
         "Session(build=...) asks for a newer torch where there is no CUDA device",
         lambda: HAS_FSDP_ON_CPU,
+    ),
+    Probe(
+        "a built model that `replicate` reduces is told from the stages of a pipeline",
+        (_APPLIED,),
+        "Session(build=...) refuses such a model in a world of several ranks",
+        probe.has_all(_APPLIED),
     ),
     Probe(
         "each rank cuts its shards out of its own copy",

@@ -120,7 +120,8 @@ class ShardedModelState:
         self._filled = False
         self._made = self._build(self._mesh)
         self._groups = len(self.optimizer.param_groups)
-        if self._mesh.size() > 1 and not any(isinstance(one, DTensor) for one in self.model.parameters()):
+        is_cut = any(isinstance(one, DTensor) for one in self.model.parameters())
+        if self._mesh.size() > 1 and not is_cut and not sharding.is_reduced_whole(self.model):
             raise ConfigurationError(_UNCUT)
         hook(self.optimizer, self._hooks)
 
@@ -198,7 +199,9 @@ class ShardedModelState:
 
     def _refuse_stages(self, group: Any) -> None:
         """Raises ConfigurationError unless all ranks have built the same model."""
-        described = [(name, tuple(parameter.shape)) for name, parameter in self.model.named_parameters()]
+        is_whole = sharding.is_reduced_whole(self.model)  # FSDP1 shows of each parameter what is on this rank
+        named = self.model.named_parameters()
+        described = [(name, () if is_whole else tuple(parameter.shape)) for name, parameter in named]
         rows = messages.all_gather_integers([zlib.crc32(repr(described).encode())], group)
         if len(set(map(tuple, rows))) > 1:
             raise ConfigurationError(_STAGES)
