@@ -26,6 +26,7 @@ for number in range(2):
         for _ in range(3):
             dist.recv(torch.zeros(4), 0)
     dist.all_reduce(torch.ones(4))
+    say(f"messages in world {number}", groups.count_messages())
     say(f"world {number}", *groups.count_each([dist.group.WORLD]).values())
     dist.barrier()
     dist.destroy_process_group()

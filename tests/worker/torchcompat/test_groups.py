@@ -84,3 +84,11 @@ def test_collectives_of_a_world_are_counted_alike_on_all_ranks_whatever_was_sent
     for world in ("world 0", "world 1"):
         assert len({rank.results[world] for rank in ranks}) == 1
     assert ranks[0].results["world 1"] >= 1
+    for rank in ranks:
+        assert rank.results["messages in world 1"] == 0, "those of gloo are under way on no device"
+
+
+def test_a_message_of_a_group_that_is_not_gloos_is_counted() -> None:
+    before = groups.count_messages()
+    groups.counting(lambda group: None)(object())
+    assert groups.count_messages() == before + 1
