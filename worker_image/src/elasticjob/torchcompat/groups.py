@@ -30,7 +30,7 @@ _BACKEND = "torch._C._distributed_c10d.ProcessGroup._get_backend"
 
 _kept: list[Any] = []
 _messages: Counter[str] = Counter()  # by the name of a group of gloo
-_begun = 0  # messages in all groups
+_begun = 0  # messages in groups that are none of gloo's
 
 
 def name_groups_anew() -> None:
@@ -248,7 +248,10 @@ def _leaving_out(barrier: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def count_messages() -> int:
-    """The messages from or to one other rank that this process has begun since `watch_messages`, in all groups."""
+    """The messages from or to one other rank that this process has begun since `watch_messages`, on a device.
+
+    Those of gloo are among the collectives that a group has entered, and who waits for a device does not wait for them.
+    """
     return _begun
 
 
@@ -258,9 +261,10 @@ def counting(send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def count(group: Any, *given: Any, **more: Any) -> Any:
         global _begun  # noqa: PLW0603 - torch's functions are those of the process
-        _begun += 1
         if is_gloo(group):
             _messages[str(group.group_name)] += 1
+        else:
+            _begun += 1
         return send(group, *given, **more)
 
     count.is_counted = True  # type: ignore[attr-defined]
