@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -276,3 +277,12 @@ def test_the_groups_of_a_model_that_is_still_there_are_kept() -> None:
     model = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))"
     results = run_alone(LEAVING.format(model=model)).results
     assert results["threads"] > 0 and results["model"] == "DistributedDataParallel"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["block", "subgroup", "exit"])
+def test_a_bug_beside_a_pending_collective_ends_the_rank_before_the_others_come(where: str, tmp_path: Path) -> None:
+    """They learn of it by that, and else would wait for each other until the timeout of the group."""
+    ranks = run_gang(PROGRAMS / "pending_program.py", 2, where, str(tmp_path / "lock"), may_die=[0, 1])
+    assert ranks[1].results["has ended"] is True
+    assert "ValueError: a bug" in ranks[0].stderr
