@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -28,9 +29,33 @@ _RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
 _BACKEND = "torch._C._distributed_c10d.ProcessGroup._get_backend"
 
-_kept: list[Any] = []
+_END_SECONDS = 1.0  # for gloo's threads: they may wait for a peer
+
+_kept: _Kept | None = None
 _messages: Counter[str] = Counter()  # by the name of a group of gloo
 _begun = 0  # messages in groups that are none of gloo's
+
+
+class _Kept:
+    """Backends of gloo that are kept. Their threads are joined by one of their own, as they may wait for a peer.
+
+    It is started ahead: the interpreter refuses new ones while it ends, from Python 3.12 on.
+    """
+
+    def __init__(self, backends: list[Any]) -> None:
+        self.backends = backends
+        self._dropped, self._ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name="elasticjob-end-gloo", daemon=True).start()
+
+    def _run(self) -> None:
+        self._dropped.wait()
+        self.backends.clear()
+        self._ended.set()
+
+    def drop(self) -> None:
+        """Free the backends; wait for their threads, but not for peers."""
+        self._dropped.set()
+        self._ended.wait(_END_SECONDS)
 
 
 def name_groups_anew() -> None:
@@ -64,15 +89,20 @@ def destroy_groups() -> None:
     gloo's threads need the GIL to free the tensors of their last collective, and a group joins them when it is freed.
     Up to torch 2.7 it does so with the GIL held, which is a deadlock. The Python object of a backend releases the GIL
     first, so it is kept for longer than its group; for even longer (`keep_gloo`) only if somebody else still holds the
-    group: a thread of gloo's that waits for the GIL when the interpreter ends would end the process by SIGABRT.
+    group: a thread of gloo's that waits for the GIL when the interpreter ends would end the process by SIGABRT. Nobody
+    waits for one that waits for a peer, in a collective that a bug has left pending: the peer learns of it by the end.
     """
     groups = find_groups()
     backends = [_find_gloo(group) for group in groups]
     dist.destroy_process_group()
-    if not _are_held(groups):
-        _kept.clear()
+    kept = _kept
+    if kept is not None:
+        kept.backends += backends  # those of groups that were made later, too
+    is_held = _are_held(groups)
     groups.clear()
     backends.clear()
+    if kept is not None and not is_held:
+        kept.drop()
 
 
 def _are_held(groups: list[Any]) -> bool:
@@ -87,7 +117,10 @@ def keep_gloo() -> None:
     A script may destroy its groups before its model. DistributedDataParallel is then the last that holds a group, and
     frees it with the GIL held, in any version of torch: the deadlock of `destroy_groups`, at the end of the script.
     """
-    _kept[:] = [_find_gloo(group) for group in find_groups()]
+    global _kept  # noqa: PLW0603 - torch's groups are those of the process
+    if _kept is not None:
+        _kept.drop()
+    _kept = _Kept([_find_gloo(group) for group in find_groups()])
 
 
 def forget_groups() -> list[Any]:
