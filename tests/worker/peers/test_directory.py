@@ -230,6 +230,31 @@ def test_a_log_that_only_grows_is_not_said_to_be_overwritten(seen: Seen) -> None
             assert not seen.look(second).held
 
 
+def test_a_log_is_told_and_not_what_is_overwritten_now_and_then_beside_it(seen: Seen) -> None:
+    (seen.path / "run").mkdir()
+    told = set()
+    with (seen.path / "run" / "log.csv").open("w") as log:
+        for second in range(0, 1500, 10):
+            log.write("x" * 100)
+            log.flush()
+            if second % 60 == 0:
+                (seen.path / "run" / "metrics.json").write_bytes(b"all")
+                os.utime(seen.path / "run" / "metrics.json", ns=(0, int(2e18) + second))
+            told.add(seen.look(second).held)
+    assert told == {"", "'run/metrics.json', beside which 'run/log.csv' is always being written"}
+
+
+def test_a_log_that_was_cut_once_is_not_said_to_be_overwritten(seen: Seen) -> None:
+    with (seen.path / "metrics.csv").open("w") as log:
+        for second in range(0, 1000, 10):
+            if second == 30:
+                log.seek(0)
+                log.truncate()
+            log.write("x" * 100)
+            log.flush()
+            assert not seen.look(second).held
+
+
 @pytest.mark.parametrize("mode", ["wb", "r+b"])
 def test_a_long_save_beside_a_log_is_not_taken_for_one(mode: str, seen: Seen) -> None:
     (seen.path / "run").mkdir()
