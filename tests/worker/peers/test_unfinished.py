@@ -44,12 +44,14 @@ def test_which_files_are_logs(looks: Sequence[Look], are_logs: Sequence[bool]) -
     assert found == are_logs
 
 
-def make_held(began: float, since: float, *, overwritten: bool = False) -> Held:
-    return Held(began, since, Stat(1, 1, 1), overwritten)
+def make_held(began: float, since: float, **more: float) -> Held:
+    return Held(began, since, Stat(1, 1, 1), **more)
 
 
 RESTS, FRESH = make_held(0, 0), make_held(LONG - 1, LONG - 1)
-GROWS, WRITTEN_OVER = make_held(0, LONG - 1), make_held(0, LONG - 1, overwritten=True)
+GROWS, WRITTEN_OVER = make_held(0, LONG - 1), make_held(0, LONG - 1, first_over=1, last_over=LONG - 1)
+CUT = make_held(0, LONG - 1, first_over=1, last_over=1)
+WITH_RESTS = make_held(0, LONG - 1, rested=LONG - 20, first_over=1, last_over=LONG - 1)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,16 @@ GROWS, WRITTEN_OVER = make_held(0, LONG - 1), make_held(0, LONG - 1, overwritten
         ),
         pytest.param({"s/a": WRITTEN_OVER}, [], ["s/a"], "", id="worn and known"),
         pytest.param({"s/a": GROWS}, [], [], "", id="grows"),
+        pytest.param({"s/a": CUT}, [], [], "", id="a log that was cut"),
+        pytest.param({"s/a": WITH_RESTS}, [], [], "", id="overwritten now and then"),
+        pytest.param({"s/a": WITH_RESTS, "t/b": GROWS}, [], [], "", id="now and then, and a log elsewhere"),
+        pytest.param(
+            {"s/a": WITH_RESTS, "s/b": GROWS},
+            [],
+            [],
+            "'s/a', beside which 's/b' is always being written",
+            id="now and then, beside a log",
+        ),
     ],
 )
 def test_what_is_told(held: dict[str, Held], opened: list[str], known: list[str], told: str) -> None:
@@ -94,5 +106,18 @@ def test_what_is_told(held: dict[str, Held], opened: list[str], known: list[str]
 )
 def test_what_has_not_only_grown_was_written_over(after: Stat, overwritten: bool) -> None:
     before = unfinished.look({}, 1.0, {"s/a": Stat(4, 1, 1)})
-    assert unfinished.look(before, 2.0, {"s/a": Stat(4, 1, 1)}) == before
-    assert unfinished.look(before, 2.0, {"s/a": after}) == {"s/a": Held(1.0, 2.0, after, overwritten)}
+    assert unfinished.look(before, 1.5, {"s/a": Stat(4, 1, 1)}) == before
+    times = {"first_over": 2.0, "last_over": 2.0} if overwritten else {}
+    assert unfinished.look(before, 2.0, {"s/a": after}) == {"s/a": Held(1.0, 2.0, after, **times)}
+
+
+def test_a_file_that_is_as_it_was_for_a_second_has_rested() -> None:
+    before = unfinished.look({}, 1.0, {"s/a": Stat(4, 1, 1)})
+    assert unfinished.look(before, 2.0, {"s/a": Stat(4, 1, 1)}) == {"s/a": Held(1.0, 1.0, Stat(4, 1, 1), rested=2.0)}
+
+
+def test_what_was_written_over_long_ago_does_not_count() -> None:
+    held = Held(0.0, 0.0, Stat(0, 0, 1))
+    for now in (1.0, 2.0, 2 + LONG):
+        held = held.look(now, Stat(4, int(now), 1 if now < 3 else 2))
+    assert (held.first_over, held.last_over) == (2 + LONG, 2 + LONG)

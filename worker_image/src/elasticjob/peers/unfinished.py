@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from elasticjob.peers.records import entry_of
-from elasticjob.peers.watch import Stat
+from elasticjob.peers.watch import QUIET, Stat
 
 LOG_SECONDS: Final = 10.0  # for which a worker keeps a log open to append to, and no checkpoint
 HELD_SECONDS: Final = 300.0  # longer than the parts of one save are apart
@@ -48,13 +48,26 @@ class Held:
     began: float
     since: float
     stat: Stat
-    overwritten: bool = False  # and not only grown, as a log does
+    rested: float = -math.inf  # when it had last been as it was for as long as a finished file
+    # When it was overwritten, and has not only grown, as a log does: first, with no long time between this and the
+    # next times, and last.
+    first_over: float = math.inf
+    last_over: float = -math.inf
 
     def look(self, now: float, stat: Stat) -> Held:
         if stat == self.stat:
-            return self
-        has_grown = is_longer(self.stat, stat) and stat.size > self.stat.size
-        return replace(self, since=now, stat=stat, overwritten=self.overwritten or not has_grown)
+            return replace(self, rested=now) if now - self.since >= QUIET else self
+        moved = replace(self, since=now, stat=stat)
+        if is_longer(self.stat, stat) and stat.size > self.stat.size:
+            return moved
+        return replace(moved, first_over=self.first_over if now - self.last_over < HELD_SECONDS else now, last_over=now)
+
+    def never_rests(self, now: float) -> bool:
+        return now - max(self.began, self.rested) >= HELD_SECONDS
+
+    def is_overwritten(self, now: float) -> bool:
+        """Again and again, and not once, as a log that is cut."""
+        return now - self.last_over < HELD_SECONDS and self.last_over - self.first_over >= HELD_SECONDS / 2
 
 
 def look(before: Mapping[str, Held], now: float, files: Mapping[str, Stat]) -> dict[str, Held]:
@@ -78,5 +91,10 @@ def describe(held: Mapping[str, Held], now: float, opened: Collection[str], know
             what = f"{old[:_MOST_TOLD]!r} is" if old else "new files are"
             return f"{path[:_MOST_TOLD]!r}, beside which {what} always being written"
     worn = sorted(one for one in held.keys() - resting if now - held[one].began >= HELD_SECONDS)
-    over = next((one for one in worn if held[one].overwritten and one not in known), "")
-    return f"{over[:_MOST_TOLD]!r}, which never rests for a second between two writes" if over else ""
+    for path in (one for one in worn if held[one].is_overwritten(now) and one not in known):
+        if held[path].never_rests(now):
+            return f"{path[:_MOST_TOLD]!r}, which never rests for a second between two writes"
+        beside = (one for one in worn if one != path and entry_of(one) == entry_of(path))
+        if (other := next((one for one in beside if held[one].never_rests(now)), "")) != "":
+            return f"{path[:_MOST_TOLD]!r}, beside which {other[:_MOST_TOLD]!r} is always being written"
+    return ""
