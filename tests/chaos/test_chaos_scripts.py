@@ -88,6 +88,13 @@ def test_a_piece_of_the_scripts_says_with_which_one_to_go_on(
     assert {name: told[name] for name in ("from", "next", "of")} == {"from": 100, "next": 103, "of": 500}
 
 
+def test_a_piece_that_has_no_script_is_refused() -> None:
+    command = [sys.executable, "-m", "chaos", "--only", "scripts", "--scripts", "20", "--from", "20"]
+    ended = subprocess.run(command, check=False, env=clean_environment(), timeout=120, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "--from 20 must be less than --scripts 20" in ended.stderr
+
+
 def test_no_script_is_begun_after_the_time() -> None:
     args = argparse.Namespace(seed=7, scripts=3, only=None, each=(), minutes=None)
     assert [order["seed"] for order in draw_orders(args)] == [7, 8, 9]
@@ -123,6 +130,8 @@ def make(stack):
             time.sleep(0.01)
         if dies and order["number"] == 4:
             os._exit(9)
+        if dies and order["number"] > 4:
+            time.sleep(3600)
         return order | {"pid": os.getpid()}
     return work
 
@@ -134,11 +143,13 @@ for answer in work_through(({"number": number} for number in range(7)), 3, make)
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_streams_work_side_by_side_and_none_is_lost_unseen(tmp_path: Path, dies: bool) -> None:
+    """One that dies is told, and the others end with it, whatever they work on."""
     command = [sys.executable, "-c", _STREAMS, str(tmp_path), "dies" if dies else "lives"]
     ended = subprocess.run(command, check=False, env=clean_environment(), timeout=120, capture_output=True, text=True)
     assert (ended.returncode == 0) is not dies, ended.stderr
     if dies:
-        assert "StreamFailedError" in ended.stderr
+        assert "StreamFailedError: process" in ended.stderr.splitlines()[-1]
+        assert not [one.name for one in tmp_path.iterdir() if Path("/proc", one.name).exists()]
     else:
         assert sorted(map(int, ended.stdout.split())) == [*range(7)]
 
