@@ -146,6 +146,8 @@ def main() -> int:
     parser.add_argument("--soak-workers", type=int, default=5)
     args = parser.parse_args()
     suites = list(args.only or SUITES)
+    if "scripts" in suites and not 0 <= args.scripts_from < args.scripts:
+        parser.error(f"--from {args.scripts_from} must be less than --scripts {args.scripts}, and not negative.")
     print(json.dumps({"seed": args.seed, "suites": suites}), flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         directory = Path(name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import TracebackType
 from typing import IO, Any, NoReturn
 
 from elasticjob.launch.process import die_with_parent
@@ -35,6 +37,7 @@ class _Stream:
             _serve(theirs, make)
         theirs.close()
         self._answers: IO[str] = self._channel.makefile("r")
+        self._has_ended = False
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -45,13 +48,20 @@ class _Stream:
     def read(self) -> Answer:
         text = self._answers.readline()
         if not text:
-            raise StreamFailedError(f"process {self.pid} has ended with {os.waitpid(self.pid, 0)[1]:#x}; see above")
+            status = os.waitpid(self.pid, 0)[1]
+            self._has_ended = True
+            raise StreamFailedError(f"process {self.pid} has ended with {status:#x}; see above")
         answer: Answer = json.loads(text)
         return answer
 
-    def close(self) -> None:
+    def close(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End it, at once after an error: nobody reads what it works on."""
         self._answers.close()
         self._channel.close()
+        if self._has_ended:
+            return
+        if kind is not None:
+            os.kill(self.pid, signal.SIGKILL)  # and what it has started dies with it
         os.waitpid(self.pid, 0)
 
 
@@ -83,7 +93,7 @@ def work_through(orders: Iterator[Order], count: int, make: Open) -> Iterator[An
     streams = [_Stream(make) for _ in range(count)]  # outside of what a process that leaves would clean up
     with ExitStack() as stack, selectors.DefaultSelector() as busy:
         for stream in streams:
-            stack.callback(stream.close)  # the last one first, for it has inherited the channels of the others
+            stack.push(stream.close)  # the last one first, for it has inherited the channels of the others
             order = next(orders, None)
             if order is not None:
                 stream.order(order)
