@@ -464,7 +464,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         """`peer`: of a message from one rank to another."""
         if _here.graph is not None:
             _here.graph.calls.append(lambda: self._queue_again(outputs, start, peer))
-            self._count += 1
+            self._count += peer is None
             return Recorded()
         return self._queue(outputs, start, peer, blocks, counts=peer is None)
 
