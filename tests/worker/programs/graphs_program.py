@@ -1,4 +1,4 @@
-"""CUDA graphs without anything, with a collective, and with a message: what each replay counts, and in a later world."""
+"""CUDA graphs of nothing, of a collective, and of a message: what each replay counts, and in a later world."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ _OLD = (
     "a CUDA graph is replayed in another world than the one in which it was captured, and has collectives of that one:"
     " its communicators are gone. Capture it anew in on_world, which a session calls in each world."
 )
-_WORLD = "_elasticjob_world"  # of a graph that has collectives
+_WORLD = "_elasticjob_world"  # of a graph: the one whose communicators it has, or None
+_BEGUN = "_elasticjob_begun"  # of a graph: what this process had queued when its capture began
 _replayed = 0
 _world = 0
 
@@ -30,12 +31,12 @@ def enter_world() -> None:
 
 
 def count() -> int:
-    """The replays of graphs in this process since `watch`."""
+    """The replays in this process, since `watch`, of graphs in which collectives or messages were captured."""
     return _replayed
 
 
 def watch() -> None:
-    """From now on, count the replays, and refuse those of a graph that belongs to an earlier world."""
+    """From now on, count the replays that queue collectives, and refuse those of a graph of an earlier world."""
     kind: Any = torch.cuda.CUDAGraph
     begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
     if hasattr(replay, _WORLD):
@@ -44,23 +45,28 @@ def watch() -> None:
     @functools.wraps(begin)
     def begin_and_note(graph: Any, *given: Any, **more: Any) -> Any:
         found = begin(graph, *given, **more)
-        graph.__dict__[_WORLD] = (-1, groups.count_queued())
+        graph.__dict__[_BEGUN] = _count_queued()
         return found
 
     @functools.wraps(end)
     def end_and_note(graph: Any, *given: Any, **more: Any) -> Any:
-        _, before = graph.__dict__.pop(_WORLD, (-1, 0))
-        if groups.count_queued() != before:
-            graph.__dict__[_WORLD] = (_world, before)
+        has_any = graph.__dict__.pop(_BEGUN, None) != _count_queued()
+        graph.__dict__[_WORLD] = _world if has_any else None
         return end(graph, *given, **more)
 
     @functools.wraps(replay)
     def replay_and_count(graph: Any, *given: Any, **more: Any) -> Any:
         global _replayed  # noqa: PLW0603
-        _replayed += 1
-        if graph.__dict__.get(_WORLD, (_world,))[0] != _world:
+        of = graph.__dict__.get(_WORLD, _world)  # what was captured before `watch` may have some
+        _replayed += of is not None
+        if of not in (None, _world):
             raise ConfigurationError(_OLD)
         return replay(graph, *given, **more)
 
     setattr(replay_and_count, _WORLD, None)
     kind.capture_begin, kind.capture_end, kind.replay = begin_and_note, end_and_note, replay_and_count
+
+
+def _count_queued() -> tuple[int, int]:
+    """NCCL does not count messages among its collectives."""
+    return groups.count_queued(), groups.count_messages()
