@@ -25,6 +25,14 @@ def test_all_ranks_train_what_one_process_trains(how: str) -> None:
     assert first[2:] != second[2:] == third[2:], "the last layer is not trained any more"
 
 
+def test_a_hook_that_knows_the_buckets_of_ddp_goes_on_with_others() -> None:
+    """PowerSGD keeps errors and matrices of each bucket, and the DDP that knows what was unfrozen has other buckets."""
+    pytest.importorskip("numpy", reason="PowerSGD wants it")
+    one, two = run_gang(PROGRAMS / "thawing_hook_program.py", 2)
+    assert one.results["parameters"] == pytest.approx(two.results["parameters"], rel=1e-9)
+    assert one.results["before"] != one.results["after"]
+
+
 @needs_fsdp_on_cpu
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("ends", ["announced", "loss"])
