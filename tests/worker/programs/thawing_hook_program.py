@@ -17,20 +17,21 @@ def compress(session: Session) -> None:
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-layers = [torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)]
+first = torch.nn.Linear(64, 64)
+layers = [first, torch.nn.ReLU(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)]
 model = torch.nn.Sequential(*layers)
-model[0].requires_grad_(False)
+first.requires_grad_(False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session = elasticjob.Session(model=model, optimizer=optimizer, on_world=compress)
 for number in range(12):
     if number == 6:
-        say("before", model[0].weight.double().norm().item())
-        model[0].requires_grad_(True)
+        say("before", first.weight.double().norm().item())
+        first.requires_grad_(True)
     with session.step():
         torch.manual_seed(2 * number + session.rank)
         session.backward(session.model(torch.randn(4, 64)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-say("after", model[0].weight.double().norm().item())
+say("after", first.weight.double().norm().item())
 say("parameters", [one.double().sum().item() for one in model.parameters()])
 session.close()

@@ -263,6 +263,7 @@ class ReplicatedModelState:
             devices = [self.device] if self.device.type == "cuda" else None
             self._ddp = torch_ddp.make_ddp(self._module, devices, sync, self._options)
             if self._comm_hook is not None:
+                torch_ddp.renew_hook_state(self._comm_hook[0])
                 self._ddp.register_comm_hook(*self._comm_hook)
 
     def _take_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from elasticjob.torchcompat.probe import Probe
 
 _DDP = "torch.nn.parallel.DistributedDataParallel.__init__"
 _RELEASE = "torch.nn.parallel.DistributedDataParallel._remove_autograd_hooks"
+_POWER = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
 CAN_SKIP_SYNC = probe.takes(_DDP, "init_sync")  # since torch 2.7
 
 
@@ -38,6 +40,15 @@ def release(model: DistributedDataParallel) -> None:
         model._remove_autograd_hooks()  # type: ignore[no-untyped-call]
     for one in getattr(model, "_accum_grad_hooks", ()):  # of torch's reducer in Python, for compiled autograd
         one.remove()
+
+
+def renew_hook_state(state: Any) -> None:
+    """Let PowerSGD begin anew: its state has errors and matrices of each bucket, and the next DDP has other buckets."""
+    kind = getattr(sys.modules.get(_POWER), "PowerSGDState", None)  # a script that has a state has imported it
+    if kind is not None and isinstance(state, kind):
+        state.iter = 0  # it compresses nothing until DDP has made its buckets
+        for of_buckets in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            of_buckets.clear()
 
 
 RELEASE = Probe(
