@@ -206,6 +206,7 @@ def tell_all(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if operator is not None and not operator.is_running():
         operator.start()
     made = Stories(operator)
+    tmp_path_factory.getbasetemp()  # made at the first call: two threads would make two
     for item, test in tests:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         shared = {}
