@@ -7,7 +7,7 @@ command that fetches secrets: it is told when the job fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,20 +71,24 @@ def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
     before, after = sent["spec"], _object(made.get("spec"))
     trainer = trainer_container({"metadata": sent["metadata"], "spec": before})
     others = _by_name(after, "containers") | _by_name(after, "initContainers")
+    needed = {trainer, names.VOLUME_RUNTIME, names.VOLUME_PACKAGES}  # containers without which it does not train
+    lasting = set[str]()  # volumes of theirs
     for kind in ("initContainers", "containers"):
         for container in before.get(kind) or ():
             name = container["name"]
             found = _by_name(after, kind).get(name) if name == trainer else others.get(name)
             where = f"spec.{kind}[{_cut(name)}]"
             if found is None:
-                yield Alteration(where, "the container", _GONE, is_vital=True)
+                yield Alteration(where, "the container", _GONE, is_vital=name in needed)
                 continue
             yield from _compare_start(where, container, found, is_trainer=name == trainer)
             if name == trainer:
                 yield from _compare_variables(where, container, found)
                 yield from _compare_devices(where, container, found)
-            yield from _compare_mounts(where, container, found)
-    yield from _compare_volumes(before, after)
+            yield from _compare_mounts(where, container, found, is_needed=name in needed)
+            if name in needed:
+                lasting.update(str(mount.get("name")) for mount in _mounts(container).values())
+    yield from _compare_volumes(before, after, lasting)
     if after.get("restartPolicy") != before.get("restartPolicy"):
         yield _changed("spec.restartPolicy", before.get("restartPolicy"), after.get("restartPolicy"), is_vital=True)
     for field in ("hostname", "subdomain"):
@@ -103,9 +107,10 @@ def _compare_start(where: str, before: Raw, after: Raw, *, is_trainer: bool) -> 
     if wanted == words:
         return
     field = "command" if before.get("command") != after.get("command") else "args"
-    # A program that starts the command has it among its arguments, or in a line for a shell.
-    is_kept = not wanted or _holds_in_order(words, wanted) or launchers.starts_agent(words)
-    yield _changed(f"{where}.{field}", _line(wanted), _line(words), is_vital=is_trainer and not is_kept)
+    # A program that starts the command has its first word among its arguments, or in a line for a shell.
+    is_kept = not wanted or wanted[0] in "\n".join(words) or launchers.starts_agent(words)
+    now = " ".join((*words[:1], "…")) if len(words) > 1 else _line(words)  # what others have put there may be a secret
+    yield _changed(f"{where}.{field}", _line(wanted), now, is_vital=is_trainer and not is_kept)
 
 
 def _compare_variables(where: str, before: Raw, after: Raw) -> Iterator[Alteration]:
@@ -132,20 +137,21 @@ def _compare_devices(where: str, before: Raw, after: Raw) -> Iterator[Alteration
             yield _changed(f"{where}.resources.limits[{_cut(name)}]", amount, left.get(name))
 
 
-def _compare_mounts(where: str, before: Raw, after: Raw) -> Iterator[Alteration]:
+def _compare_mounts(where: str, before: Raw, after: Raw, *, is_needed: bool) -> Iterator[Alteration]:
     found = _mounts(after)
     for path, mount in _mounts(before).items():
         other = found.get(path)
         field = f"{where}.volumeMounts[{_cut(path)}]"
         if other is None:
-            yield Alteration(field, f"volume {_cut(mount.get('name'))}", _GONE, is_vital=path != "/dev/shm")  # noqa: S108
+            is_vital = is_needed and path != "/dev/shm"  # noqa: S108
+            yield Alteration(field, f"volume {_cut(mount.get('name'))}", _GONE, is_vital)
         elif other.get("readOnly") and not mount.get("readOnly"):
             yield Alteration(field, "writable", "readOnly")
         elif mount.get("name") == other.get("name") and mount.get("subPath") != other.get("subPath"):
             yield _changed(f"{field}.subPath", mount.get("subPath"), other.get("subPath"))
 
 
-def _compare_volumes(before: Raw, after: Raw) -> Iterator[Alteration]:
+def _compare_volumes(before: Raw, after: Raw, needed: Collection[str]) -> Iterator[Alteration]:
     found = _by_name(after, "volumes")
     known = {one["name"] for kind in ("containers", "initContainers") for one in before.get(kind) or ()}
     fed = {  # by containers that others have added: some bring what is in a claim that way
@@ -164,7 +170,7 @@ def _compare_volumes(before: Raw, after: Raw) -> Iterator[Alteration]:
         if kind == instead == _EMPTY:
             yield from _compare_empty(field, _object(volume.get(kind)), _object(other.get(kind)))
         elif kind != instead:
-            is_lost = instead == _EMPTY and name not in fed
+            is_lost = instead == _EMPTY and name not in fed and name in needed
             is_ours = bool(_find_token(volume).startswith(names.TOKEN_AUDIENCE))
             yield Alteration(field, kind, instead, is_vital=is_lost or is_ours)
         elif kind == "projected" and _find_token(volume) and _find_token(other) != _find_token(volume):
@@ -209,17 +215,6 @@ def _is_same_amount(wanted: object, found: object) -> bool:
 
 def _words(container: Raw) -> list[str]:
     return [str(word) for field in ("command", "args") for word in container.get(field) or ()]
-
-
-def _holds_in_order(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether the words of a command are in this order among these, or in one of them."""
-    left, at = "\n".join(words), 0
-    for word in wanted:
-        at = left.find(word, at)
-        if at < 0:
-            return False
-        at += len(word)
-    return True
 
 
 def _variables(container: Raw) -> dict[str, Raw]:

@@ -333,7 +333,11 @@ class Applier:
 
     async def _give_up(self, job: Job, metadata: Mapping[str, Any], why: ApiError) -> NoReturn:
         """A pod that is no worker: nobody else would remove it, and it would keep its name and its devices."""
-        await self._delete_pod(job, Deletion(metadata["name"], metadata["uid"], why.message))
+        try:
+            await self._delete_pod(job, Deletion(metadata["name"], metadata["uid"], why.message))
+        except ApiError as error:
+            kept = f"{why.message}; and it cannot be deleted: {error.message}"
+            why = ApiError(why.status, why.reason, kept, error.retry_after)
         self._note_refused_write(job, why)
         raise why
 

@@ -198,7 +198,7 @@ class Api:
                 opened()
                 with contextlib.suppress(aiohttp.SocketTimeoutError):  # an idle watch ends normally
                     async for chunk in response.content.iter_any():
-                        self.heard = self.served = time.monotonic()
+                        self.heard = time.monotonic()  # which says nothing about requests: a busy server refuses those
                         async for event in lines.feed(chunk):
                             yield event
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -163,10 +164,10 @@ ENV = "spec.containers[trainer].env"
             "nothing became 64Mi",
             False,
         ),
-        (set_field(command=["sleep"], args=["1"]), "command: torchrun train.py --lr 0.1 became sleep 1", True),
-        (set_field(command=WRAPPED, args=[]), "command: torchrun train.py --lr 0.1 became vault-env torchrun", False),
-        (set_field(command=SHELL, args=[]), "became sh -c wait-for-mesh && exec torchrun", False),
-        (set_field(args=["train.py"]), "args: torchrun train.py --lr 0.1 became torchrun train.py", False),
+        (set_field(command=["sleep"], args=["1"]), "command: torchrun train.py --lr 0.1 became sleep …", True),
+        (set_field(command=WRAPPED, args=[]), "command: torchrun train.py --lr 0.1 became vault-env …", False),
+        (set_field(command=SHELL, args=[]), "became sh …", False),
+        (set_field(args=["train.py"]), "args: torchrun train.py --lr 0.1 became torchrun …", False),
         (set_field(image="docker.io/team/train:v2"), "image: docker.io/team/train:v3 became", False),
         (set_field(image="docker.io/team/other:v3"), "became docker.io/team/other:v3", False),
         (set_field(resources={}), "resources.limits[nvidia.com/gpu]: 2 became nothing", False),
@@ -185,6 +186,40 @@ def test_what_the_trainer_needs_is_told(change: Change, told: str, is_vital: boo
     assert told in alterations.describe(found)
     assert any(one.is_vital for one in found) is is_vital
     assert told in alterations.tell(found)
+
+
+LOGS = {"name": "logs", "image": "logs:1", "volumeMounts": [{"name": "spool", "mountPath": "/spool"}]}
+SPOOL = {"name": "spool", "hostPath": {"path": "/spool"}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda pod: pod["spec"]["containers"].pop(), id="it is removed"),
+        pytest.param(lambda pod: pod["spec"]["containers"][-1].pop("volumeMounts"), id="it has lost a mount"),
+        pytest.param(set_volume("spool", emptyDir={}), id="its volume does not last"),
+    ],
+)
+def test_a_sidecar_is_nothing_that_the_trainer_needs(change: Change) -> None:
+    sent = build_pod()
+    sent["spec"]["containers"].append(copy.deepcopy(LOGS))
+    sent["spec"]["volumes"].append(SPOOL)
+    made = copy.deepcopy(sent)
+    change(made)
+    (found,) = alterations.find_alterations(sent, made)
+    assert not found.is_vital
+
+
+@pytest.mark.parametrize("title", ["it's fine", "print('x')", "a\nb", 'say "x"'])
+def test_a_line_for_a_shell_may_quote_the_words_of_the_command(title: str) -> None:
+    sent = build_pod()
+    set_field(args=["train.py", "--title", title])(sent)
+    made = copy.deepcopy(sent)
+    line = shlex.join([*trainer_of(sent)["command"], *trainer_of(sent)["args"]])
+    set_field(command=["/bin/sh", "-c", f". /vault/secrets/env && TOKEN=hunter2 exec {line}"], args=[])(made)
+    (found,) = alterations.find_alterations(sent, made)
+    assert not found.is_vital
+    assert "hunter2" not in str(found), "who reads a condition need not read pods"
 
 
 def test_values_of_users_are_not_told() -> None:

@@ -104,7 +104,7 @@ class SlowApplier:
     """Notes how many plans it carries out at once."""
 
     def __init__(self, recorder: Any) -> None:
-        self.served, self.recorder = Served(), recorder
+        self.served, self.recorder, self.altered = Served(), recorder, dict[str, str]()
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
         self.begun, self.now, self.most = asyncio.Event(), 0, 0
 

@@ -50,7 +50,7 @@ class Nothing:
     """Carries out no plan, so that only the passes compute."""
 
     def __init__(self, recorder: Any) -> None:
-        self.served, self.recorder = Served(), recorder
+        self.served, self.recorder, self.altered = Served(), recorder, dict[str, str]()
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
 
     async def close(self) -> None:
