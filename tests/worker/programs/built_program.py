@@ -1,4 +1,7 @@
-"""A session whose `build` lets torch reduce the gradients: DDP, `replicate`, or FSDP1. Each rank prints a norm."""
+"""A session whose `build` lets torch reduce the gradients: DDP or `replicate`. Each rank prints a norm.
+
+With FSDP1, what the session says of it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticjob import Session
+from elasticjob.errors import ConfigurationError
 
 
 def wrap(kind: str, model: torch.nn.Module) -> torch.nn.Module:
@@ -36,7 +40,12 @@ def build(_: Any) -> tuple[Any, torch.optim.Optimizer]:
 
 
 torch.set_num_threads(1)
-session = Session(build=build)
+try:
+    session = Session(build=build)
+except ConfigurationError as error:
+    print(json.dumps({"check": "refused", "result": str(error)}), flush=True)
+    dist.destroy_process_group()
+    sys.exit()
 for number in range(3):
     with session.step():
         torch.manual_seed(10 * number + session.rank)

@@ -31,6 +31,7 @@ __all__ = [
     "find_fsdp_modules",
     "forget_meshes",
     "has_custom_reduce",
+    "is_flat",
     "is_reduced_whole",
 ]
 
@@ -63,12 +64,17 @@ def find_fsdp_modules(model: torch.nn.Module) -> list[Any]:
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
+def is_flat(model: torch.nn.Module) -> bool:
+    """Whether FSDP1 shards the model, or a part of it."""
+    kind = getattr(sys.modules.get(_FSDP), "FullyShardedDataParallel", None)
+    return kind is not None and any(isinstance(module, kind) for module in model.modules())
+
+
 def is_reduced_whole(model: torch.nn.Module) -> bool:
-    """Whether DDP, `replicate` or FSDP1 reduces gradients of the model: there need be no DTensor then."""
-    fsdp = getattr(sys.modules.get(_FSDP), "FullyShardedDataParallel", DistributedDataParallel)
+    """Whether DDP or `replicate` reduces gradients of the model: there need be no DTensor then."""
     find_applied = probe.find(_APPLIED) or (lambda _: None)
     return any(
-        isinstance(module, (DistributedDataParallel, fsdp)) or "replicate" in (find_applied(module) or ())
+        isinstance(module, DistributedDataParallel) or "replicate" in (find_applied(module) or ())
         for module in model.modules()
     )
 

@@ -39,6 +39,10 @@ _STAGES = (
     "Session(build=...): the ranks have built different models, and a session gives all ranks the same one. Build the"
     " whole model on each rank, and cut it over the mesh. " + _PIPELINE
 )
+_FLAT = (
+    "Session(build=...): FullyShardedDataParallel (FSDP1) has sharded this model, and its parts cannot be cut anew for"
+    " another world. Call fully_shard(model, mesh=mesh), which is FSDP2, or let the script restart."
+)
 _SECTIONS = ("model", "optimizer", "trainable")  # of a state
 
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
@@ -120,6 +124,8 @@ class ShardedModelState:
         self._filled = False
         self._made = self._build(self._mesh)
         self._groups = len(self.optimizer.param_groups)
+        if sharding.is_flat(self.model):
+            raise ConfigurationError(_FLAT)
         is_cut = any(isinstance(one, DTensor) for one in self.model.parameters())
         if self._mesh.size() > 1 and not is_cut and not sharding.is_reduced_whole(self.model):
             raise ConfigurationError(_UNCUT)
@@ -199,9 +205,7 @@ class ShardedModelState:
 
     def _refuse_stages(self, group: Any) -> None:
         """Raises ConfigurationError unless all ranks have built the same model."""
-        is_whole = sharding.is_reduced_whole(self.model)  # FSDP1 shows of each parameter what is on this rank
-        named = self.model.named_parameters()
-        described = [(name, () if is_whole else tuple(parameter.shape)) for name, parameter in named]
+        described = [(name, tuple(parameter.shape)) for name, parameter in self.model.named_parameters()]
         rows = messages.all_gather_integers([zlib.crc32(repr(described).encode())], group)
         if len(set(map(tuple, rows))) > 1:
             raise ConfigurationError(_STAGES)
