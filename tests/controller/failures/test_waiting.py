@@ -296,6 +296,22 @@ def test_the_fields_that_a_node_cannot_serve_are_named(message: str, template: A
     assert waiting.name_unserved(message, template) == f"{message}{more}"
 
 
+def test_a_pod_that_becomes_due_later_does_not_hide_what_another_has_told() -> None:
+    """The events of one pod are read, about twice a minute: of the first that was due, whatever its number is."""
+    first, told = (
+        creating(16),
+        make_pod(1, "Pending", created=NOW - 20, scheduled=NOW - 20, waiting="ContainerCreating"),
+    )
+    said = {told.uid: (True, "FailedMount: x")}
+    assert waiting.find_problem([first, told], said, {}, NOW, nodes=["node0", "node1"]) == (
+        "PodNotStarting",
+        f"{told.name}: FailedMount: x",
+    )
+    slow = [creating(61), replace(told, created=NOW - 70, scheduled=NOW - 70)]
+    pulls = waiting.find_problem(slow, {told.uid: (False, "Pulling: y")}, {}, NOW, nodes=["node0", "node1"])
+    assert pulls == ("PodNotStarting", f"{told.name}: Pulling: y")
+
+
 def test_what_an_event_tells_has_the_field() -> None:
     pod = creating(20)
     said = {pod.uid: (True, "FailedPrepareDynamicResources: DRA driver a.b is not registered")}
