@@ -29,10 +29,15 @@ _OF_ANOTHER: Final = "waiting for ephemeral volume controller"
 
 def find_quiet(pods: Iterable[Pod], after: float, now: float) -> tuple[Pod | None, float | None]:
     """The first pod that has waited quietly for `after` seconds, and when the next one will have."""
-    quiet = sorted((p for p in pods if _is_quiet(p)), key=lambda p: p.index)
-    due = [(max(p.scheduled or 0.0, p.created) + after, p) for p in quiet]
+    due = _list_due(pods, after)
     later = min((at for at, _ in due if at > now), default=None)
     return next((p for at, p in due if at <= now), None), later
+
+
+def _list_due(pods: Iterable[Pod], after: float) -> list[tuple[float, Pod]]:
+    """When each pod will have waited quietly for `after` seconds, by its number."""
+    quiet = sorted((p for p in pods if _is_quiet(p)), key=lambda p: p.index)
+    return [(max(p.scheduled or 0.0, p.created) + after, p) for p in quiet]
 
 
 def _is_quiet(pod: Pod) -> bool:
@@ -87,10 +92,13 @@ def find_problem(
     pod, _ = find_lost(pods, nodes, now)
     if pod is not None:
         return NOT_STARTING, f"{pod.name}: there is no node {pod.node} (spec.template.spec.nodeName)"
-    pod, _ = find_quiet(pods, WARN_SECONDS, now)
-    is_warning, text = said.get(pod.uid, (False, "")) if pod is not None else (False, "")
-    if not is_warning:
-        pod, _ = find_quiet(pods, PATIENCE_SECONDS, now)
+    # Of the pods that are due, the events of one have been read, which need not be the first of them.
+    due = [pod for at, pod in _list_due(pods, WARN_SECONDS) if at <= now]
+    pod = next((pod for pod in due if said.get(pod.uid, (False, ""))[0]), None)
+    text = said[pod.uid][1] if pod is not None else ""
+    if pod is None:
+        due = [pod for at, pod in _list_due(pods, PATIENCE_SECONDS) if at <= now]
+        pod = next((pod for pod in due if pod.uid in said), next(iter(due), None))
         text = said.get(pod.uid, (False, ""))[1] if pod is not None else ""
         text = text if text.startswith(_BUSY) else ""  # other events say what has been done, not what is waited for
     if pod is None or (pod.unschedulable is not None and not text):
