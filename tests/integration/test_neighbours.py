@@ -52,6 +52,8 @@ class Lab:
     asked: list[tuple[str, str]]  # what the webhooks were asked: the kind of webhook, and the pod's name
 
     def __call__(self, name: str, **labels: str) -> Jobs:
+        if self.cluster.kube.get(f"/api/v1/namespaces/{name}") is not None:  # this test is tried once more
+            name = f"{name}-again"
         self.cluster.make_namespace(name)
         body = {"metadata": {"labels": {key.replace("_", "-"): value for key, value in labels.items()}}}
         self.cluster.kube.request("PATCH", f"/api/v1/namespaces/{name}", body, content_type=MERGE)
@@ -209,7 +211,7 @@ def test_a_program_before_the_command_is_told_when_the_job_fails(lab: Lab) -> No
     jobs.create("job", build_spec(2))
     told = jobs.await_condition("job", "Failed")["message"]
     assert "vault-env" in told
-    assert "command: torchrun train.py became vault-env torchrun train.py" in told
+    assert "command: torchrun train.py became vault-env …" in told
 
 
 @together
