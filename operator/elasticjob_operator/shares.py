@@ -62,8 +62,9 @@ class Room:
         return self._share is None or count <= self._share
 
     def _take(self, group: str, wanted: int, may: bool) -> bool:
-        self._held[group] += wanted if may else 0
-        self._taken += wanted if may else 0
+        if may:
+            self._held[group] += wanted
+            self._taken += wanted
         self._forget_if_none(group)
         return may
 

@@ -1,8 +1,8 @@
-"""What admission has changed in a new pod of what its trainer needs: a pure comparison of what was sent and what came.
+"""What admission has changed in a new pod of what its job needs: a pure comparison of what was sent and what came.
 
 What others add is theirs: containers, volumes, variables, tolerations, defaults. So is an image of another registry.
-What a pod cannot train without is *vital*: such a pod is not kept. All else may be meant, as the program before a
-command that fetches secrets: it is told when the job fails.
+Without what is *vital*, a pod is no worker, or cannot train: it is not kept. All else may be meant, as the program
+before a command that fetches secrets: it is told when the job fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from elasticjob_operator import quantity, text
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
-from elasticjob_operator.model import launchers
+from elasticjob_operator.model import launchers, ownership
 
 Raw = Mapping[str, Any]
 
@@ -51,8 +51,12 @@ class Alteration:
 
 
 def find_alterations(sent: Raw, made: Raw) -> tuple[Alteration, ...]:
-    """What has changed between two pods, of which the trainer needs it; those come first without which it is none."""
-    found = sorted(_compare(sent, made), key=lambda one: not one.is_vital)
+    """What has changed of what the job needs of this pod; what is vital comes first.
+
+    `made`: without its spec, which was too large to be read, only its metadata is compared.
+    """
+    found = [*_compare_metadata(sent["metadata"], made["metadata"]), *(_compare(sent, made) if "spec" in made else ())]
+    found.sort(key=lambda one: not one.is_vital)
     return tuple(found[:MOST])
 
 
@@ -65,6 +69,16 @@ def tell(found: Sequence[Alteration]) -> str:
     if not found:
         return ""
     return f"an admission webhook or a policy has changed its pods, which may be why: {describe(found)}"
+
+
+def _compare_metadata(before: Raw, after: Raw) -> Iterator[Alteration]:
+    """Marks by which the operator finds its pods, and the owner by which they are a job's."""
+    labels = _object(after.get("labels"))
+    for key, value in before["labels"].items():
+        if names.is_mark(key) and labels.get(key) != value:
+            yield _changed(f"metadata.labels[{_cut(key)}]", value, labels.get(key), is_vital=True)
+    if ownership.owner_of(after) != ownership.owner_of(before):
+        yield _changed("metadata.ownerReferences", "its job", ownership.owner_of(after)[0], is_vital=True)
 
 
 def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:

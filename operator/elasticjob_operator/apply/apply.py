@@ -89,9 +89,8 @@ class Applier:
         self._threads = Threads("status")  # for large ones
         self.served = Served()
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
-        self.altered: Recent[str, str] = Recent(
-            MOST_REMEMBERED
-        )  # what others changed in the newest pod, by the job's UID
+        # What others have changed in the newest pod, by the job's UID.
+        self.altered: Recent[str, str] = Recent(MOST_REMEMBERED)
         self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
         self._held: set[JobKey] = set()
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
@@ -319,11 +318,9 @@ class Applier:
             await self._look_at(job, body["metadata"]["name"])
             return
         metadata = made["metadata"]
-        if lacking := refusals.find_alteration(metadata, body["metadata"]):
-            await self._give_up(job, metadata, refusals.name_alteration(metadata["name"], lacking))
-        found = alterations.find_alterations(body, made) if "spec" in made else ()
+        found = alterations.find_alterations(body, made)
         if vital := [one for one in found if one.is_vital]:
-            named = refusals.name_changes(metadata["name"], alterations.describe(vital))
+            named = refusals.name_alterations(metadata["name"], alterations.describe(vital))
             await self._give_up(job, metadata, named)
         if found:
             self.altered[job.uid] = alterations.tell(found)

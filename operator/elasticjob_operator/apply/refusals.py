@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names
-from elasticjob_operator.model import ownership, reading
+from elasticjob_operator.model import reading
 from elasticjob_operator.plan.values import Kind
 from elasticjob_operator.rest.errors import BUSY, ApiError
 
@@ -33,9 +33,6 @@ _NO_POLICY: Final = (
     "of the cluster can reach the workers' ports"
 )
 _ALTERED: Final = "PodAltered"
-_BY_OTHERS: Final = (
-    "an admission webhook or a policy has changed that; let it leave the pods of ElasticJobs as they are"
-)
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
 # A field with what is wrong about it, and its value where that is a short text, as the API server read it.
 _WRONG_FIELD: Final = re.compile(
@@ -277,29 +274,13 @@ def name_taken(kind: str, name: str) -> ApiError:
     return ApiError(409, "NameTaken", said)
 
 
-def find_alteration(made: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
-    """What a new pod has not that was sent, and without which it is no worker; "" if it has all. Both are metadata."""
-    labels = made.get("labels") or {}
-    lacking = [
-        f"labels[{key}]" for key, value in sent["labels"].items() if names.is_mark(key) and labels.get(key) != value
-    ]
-    if ownership.owner_of(made) != ownership.owner_of(sent):
-        lacking.append("ownerReferences")
-    return ", ".join(f"metadata.{name}" for name in lacking)
-
-
-def name_alteration(pod: str, lacking: str) -> ApiError:
-    """What a job is told one of whose new pods is not its worker."""
-    return ApiError(
-        422,
-        _ALTERED,
-        f"the pod {pod} was created without what the operator has written into {lacking}: {_BY_OTHERS}",
+def name_alterations(pod: str, changes: str) -> ApiError:
+    """What a job is told one of whose new pods came without what makes it a worker, or what its trainer needs."""
+    said = (
+        f"the pod {pod} is not as the operator has made it: {changes}; an admission webhook or a policy has changed "
+        "that; let it leave the pods of ElasticJobs as they are"
     )
-
-
-def name_changes(pod: str, changes: str) -> ApiError:
-    """What a job is told one of whose new pods came without what its trainer needs."""
-    return ApiError(422, _ALTERED, f"the pod {pod} is not as the operator has made it: {changes}; {_BY_OTHERS}")
+    return ApiError(422, _ALTERED, said)
 
 
 def label_lost(name: str) -> ApiError:

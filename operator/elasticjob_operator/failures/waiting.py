@@ -190,7 +190,7 @@ def name_fields(message: str, template: Mapping[str, Any]) -> str:
 
     It counts nodes, and names neither the field nor, mostly, its value.
     """
-    return _name(message, template, _ABOUT_NODES)
+    return _name(message, template, _BY_SCHEDULERS)
 
 
 def name_unserved(message: str, template: Mapping[str, Any]) -> str:
@@ -198,10 +198,10 @@ def name_unserved(message: str, template: Mapping[str, Any]) -> str:
 
     It names drivers, handlers or variables, and not who asks for them.
     """
-    return _name(message, template, _ABOUT_NODE)
+    return _name(message, template, _BY_KUBELETS)
 
 
-def name(reason: str, message: str, template: Mapping[str, Any]) -> str:
+def name_cause(reason: str, message: str, template: Mapping[str, Any]) -> str:
     """What is told of a pod that does not start, with the fields of this template that it is about."""
     if reason in ("Unschedulable", "SchedulerError"):
         return name_fields(message, template)
@@ -215,7 +215,7 @@ def name(reason: str, message: str, template: Mapping[str, Any]) -> str:
 
 
 def _name(message: str, template: Mapping[str, Any], about: _About) -> str:
-    found = [f"spec.template.spec.{told}" for said, name in about if said.search(message) for told in name(template)]
+    found = [f"spec.template.spec.{told}" for said, find in about if said.search(message) for told in find(template)]
     return f"{message} ({'; '.join(found)})" if found else message
 
 
@@ -297,14 +297,14 @@ def _list_containers(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # Words of kubelets and of the container runtime.
-_ABOUT_NODE: Final[_About] = (
+_BY_KUBELETS: Final[_About] = (
     (re.compile(r"dynamic resources|DRA driver"), _name_devices),
     (re.compile(r"no runtime for|RuntimeHandler"), _name_runtime),
     (re.compile(r"parse env file|not found in file"), _name_files),
     (re.compile(r"missing value for"), _name_paths),
 )
 # Words of the scheduler, of old and new versions, and what they are about.
-_ABOUT_NODES: Final[_About] = (
+_BY_SCHEDULERS: Final[_About] = (
     (re.compile(r"Pod's node affinity|match node selector|plugin\(s\) \[[^]]*NodeAffinity"), _name_chosen),
     (re.compile(r"\btaints?\b"), _name_tolerated),
     (re.compile(r"topology spread"), _name_spread),

@@ -145,7 +145,7 @@ def _find_problem(
     found = reporting.find_problem(seen.pods, world_size=status.rendezvous.world_size, wanted=size.wanted, room=room)
     template = spec.template["spec"]
     if found is not None:
-        found = found[0], waiting.name(*found, template)
+        found = found[0], waiting.name_cause(*found, template)
         if found[0] == "ImagePullFailed" and seen.altered:
             found = found[0], f"{found[1]}; {seen.altered}"
     is_vague = (

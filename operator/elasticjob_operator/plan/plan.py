@@ -131,13 +131,9 @@ def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
     room_at = seen.now + taking.SHORTEST_PAUSE if seen.job.late is not None else None
     made = replace(made, wake_at=first(made.wake_at, held_at, room_at))
     unasked = queueing.find_unasked(seen.job, has_kueue=config.has_kueue)
-    before, notices = (
-        made.status.condition("Warning"),
-        (
-            *(*seen.job.notices, *unasked, *held),
-            *(*_find_deadlines(seen), *_find_untold(seen, made.status), *_find_unwatched(seen)),
-        ),
-    )
+    before = made.status.condition("Warning")
+    found = (*_find_deadlines(seen), *_find_untold(seen, made.status), *_find_unwatched(seen))
+    notices = (*seen.job.notices, *unasked, *held, *found)
     if not notices and (before is None or before.status == "False"):
         return made
     reason = notices[0].reason if notices else "NothingToTell"

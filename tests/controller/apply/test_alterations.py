@@ -188,6 +188,35 @@ def test_what_the_trainer_needs_is_told(change: Change, told: str, is_vital: boo
     assert told in alterations.tell(found)
 
 
+def drop_label(pod: Pod) -> None:
+    del pod["metadata"]["labels"][names.LABEL_JOB_UID]
+
+
+def drop_owner(pod: Pod) -> None:
+    del pod["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        pytest.param(drop_label, f"metadata.labels[{names.LABEL_JOB_UID}]: ", id="a mark"),
+        pytest.param(drop_owner, "metadata.ownerReferences: its job became nothing", id="its owner"),
+    ],
+)
+@pytest.mark.parametrize("is_read", [pytest.param(True, id="whole"), pytest.param(False, id="metadata only")])
+def test_what_makes_a_pod_a_worker_is_compared_also_where_its_spec_is_too_large(
+    change: Change, told: str, is_read: bool
+) -> None:
+    sent = build_pod()
+    made = copy.deepcopy(sent)
+    change(made)
+    if not is_read:
+        del made["spec"]
+    (found,) = alterations.find_alterations(sent, made)
+    assert found.is_vital
+    assert told in str(found)
+
+
 LOGS = {"name": "logs", "image": "logs:1", "volumeMounts": [{"name": "spool", "mountPath": "/spool"}]}
 SPOOL = {"name": "spool", "hostPath": {"path": "/spool"}}
 

@@ -25,11 +25,16 @@ def train(folder: Path, size: int = 3, /, **variables: str) -> tuple[FakeAgent, 
     with FakeAgent(PROGRAM, folder, LAST="24", **variables) as agent:
         agent.start(size)
         agent.run()
+    return agent, collect_norms(agent)
+
+
+def collect_norms(agent: FakeAgent) -> dict[int, set[float]]:
+    """The norms of the parameters after each step, on all ranks."""
     norms: dict[int, set[float]] = {}
     for row in agent.rows:
         if "step" in row:
             norms.setdefault(row["step"], set()).add(row["norm"])
-    return agent, norms
+    return norms
 
 
 def check(norms: dict[int, set[float]], right: dict[int, set[float]], exactly: bool = False) -> None:
@@ -132,9 +137,7 @@ def test_a_communication_hook_has_a_new_state_in_each_world(tmp_path: Path, undi
         agent.tell(announced=True)
         agent.run()
     assert sorted(agent.ended) == [-9, 0, 0]
-    norms: dict[int, set[float]] = {}
-    for row in agent.rows:
-        norms.setdefault(row["step"], set()).add(row["norm"])
+    norms = collect_norms(agent)
     check(norms, undisturbed("plain"))
 
 
@@ -227,9 +230,7 @@ def test_a_description_of_the_state_that_has_arrived_in_part_keeps_nobody(
         agent.tell(announced=True)
         agent.run()
     assert sorted(agent.ended) == [-9, 0, 0], "the survivor keeps its process"
-    norms: dict[int, set[float]] = {}
-    for row in agent.rows:
-        norms.setdefault(row["step"], set()).add(row["norm"])
+    norms = collect_norms(agent)
     check(norms, undisturbed("plain"))
 
 
@@ -530,9 +531,7 @@ def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed:
         agent.tell(announced=True)
         agent.run()
     assert sorted(agent.ended) == [-9, 0, 0]
-    norms: dict[int, set[float]] = {}
-    for row in agent.rows:
-        norms.setdefault(row["step"], set()).add(row["norm"])
+    norms = collect_norms(agent)
     check(norms, undisturbed("copies"))
 
 
@@ -563,9 +562,7 @@ def test_a_world_that_ends_in_the_last_step_of_a_script_has_made_it(
         assert sum(row["step"] == 24 for row in agent.rows) == 3
         agent.run()
     assert agent.ended == [0, 0, 0]
-    norms: dict[int, set[float]] = {}
-    for row in agent.rows:
-        norms.setdefault(row["step"], set()).add(row["norm"])
+    norms = collect_norms(agent)
     check(norms, undisturbed("plain"))
     assert len(agent.rows) == 3 * 25
 

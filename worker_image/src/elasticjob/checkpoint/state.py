@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from elasticjob.errors import ConfigurationError
+from elasticjob.torchcompat import sharding
 from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.wrappers import strip, unwrap
 
@@ -43,7 +44,7 @@ def collect(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
 
 
 def _collect_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    if _is_flat(model):
+    if sharding.is_flat(model):
         return dict(get_optimizer_state_dict(model, optimizer))
     names, plain = list_names(model, optimizer), optimizer.state_dict()
     groups = [{**group, "params": [names[index] for index in group["params"]]} for group in plain["param_groups"]]
@@ -66,12 +67,6 @@ def list_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
             " contain them: give Checkpointer a module with all parameters that are trained."
         )
     return found
-
-
-def _is_flat(model: torch.nn.Module) -> bool:
-    """Whether FSDP1 has put the parameters of layers into one."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    return kind is not None and any(isinstance(module, kind) for module in model.modules())
 
 
 def collect_others(optimizer: torch.optim.Optimizer | None, others: Mapping[str, Any]) -> bytes:
@@ -142,7 +137,7 @@ def prepare(
     differences = list(_compare_models(state["model"], saved, paths))
     if optimizer is None:
         return state, differences
-    if _is_flat(model):
+    if sharding.is_flat(model):
         return state | {"optimizer": get_optimizer_state_dict(model, optimizer)}, differences
     parameters = dict(zip(list_names(model, optimizer), _list_parameters(optimizer), strict=True))
     there: dict[str, Any] = {}
@@ -226,7 +221,7 @@ def compare_groups(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, state: Mapping[str, Any]
 ) -> list[str]:
     """How the parameter groups of a loaded state differ from those of the optimizer, one line each."""
-    if optimizer is None or _is_flat(model):
+    if optimizer is None or sharding.is_flat(model):
         return []
     names = iter(list_names(model, optimizer))
     own = [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
@@ -263,7 +258,7 @@ def apply(
 def _apply_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], settings: list[dict[str, Any]]
 ) -> None:
-    if _is_flat(model):
+    if sharding.is_flat(model):
         set_optimizer_state_dict(model, optimizer, state)
         for group, saved in zip(optimizer.param_groups, settings, strict=True):
             group.update(saved)

@@ -253,9 +253,8 @@ class Entry:
         """What to restore: of the same record, the pods' copies are preferred to the last tier's."""
         chosen = choice.choose_record(holdings, failed)
         saved = choice.choose_saved([one.record for one in self._saves.values()], chosen, failed)
-        if (
-            saved is None and chosen is None and self._saves and not self._unfit_elsewhere
-        ):  # lost while they were read: others may have come
+        # Lost while they were read: others may have come.
+        if saved is None and chosen is None and self._saves and not self._unfit_elsewhere:
             self._saves = self._find_saves(is_needed=True, all_there=False, lost=failed)
             saved = choice.choose_saved([one.record for one in self._saves.values()], chosen, failed)
         if saved is not None:
