@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticjob.collectives import skeletons
 from elasticjob.sessions import recovery
-from elasticjob.sessions.recovery import RecoveryPlan, ShardInventory, StateLostError, plan_recovery
+from elasticjob.sessions.recovery import Piece, RecoveryPlan, ShardInventory, StateLostError, plan_recovery
 
 
 def rank_state(step: int, clean: bool = True, digest: int = 0) -> recovery.RankState:
@@ -106,58 +106,82 @@ def test_a_state_travels_in_two_parts() -> None:
 
 def shard(step: int, index: int, *more: tuple[int, int], world: int = 3, **changes: Any) -> ShardInventory:
     """A rank of a world of two shards that has its own shard after its last step, and others."""
-    return ShardInventory(step, world=world, shards=2, held=((step, index), *more), **changes)
+    return ShardInventory(step, held=tuple(Piece(at, world, 2, one) for at, one in ((step, index), *more)), **changes)
+
+
+def of_three(step: int, *held: tuple[int, int], **changes: Any) -> ShardInventory:
+    """A rank of a world of three shards that has these, by step, and all else of steps 4 and 6."""
+    return ShardInventory(step, placed=(4, 6), held=tuple(Piece(at, 3, 3, index) for at, index in held), **changes)
+
+
+def whole(step: int, **changes: Any) -> ShardInventory:
+    """A rank that has the whole model, gathered in world 3."""
+    return ShardInventory(step, held=(Piece(step, 3, 1, 0),), **changes)
 
 
 FIRST, SECOND = shard(7, 0), shard(7, 1)
-WHOLE, NEWCOMER = ShardInventory(7, whole=7), ShardInventory()
+WHOLE, NEWCOMER = whole(7), ShardInventory()
 
 
 @pytest.mark.parametrize(
     ("shard_inventories", "found"),
     [
         pytest.param([NEWCOMER, NEWCOMER], RecoveryPlan(-1), id="nobody has trained"),
-        pytest.param([WHOLE, NEWCOMER, WHOLE], RecoveryPlan(7), id="somebody has the whole"),
-        pytest.param([FIRST, SECOND, FIRST], RecoveryPlan(7, (0, 1)), id="one copy is whole"),
-        pytest.param([NEWCOMER, SECOND, FIRST], RecoveryPlan(7, (2, 1)), id="in any order"),
-        pytest.param([FIRST, WHOLE], RecoveryPlan(7), id="the whole is better than shards"),
+        pytest.param([WHOLE, NEWCOMER, WHOLE], RecoveryPlan(7, 3, ((0, 2),)), id="two have the whole"),
         pytest.param(
-            [FIRST, shard(6, 1, (7, 1))], RecoveryPlan(7, (0, 1)), id="another has applied what this one could"
+            [ShardInventory(7), NEWCOMER, WHOLE], RecoveryPlan(7, 3, ((2,),)), id="one of a pod keeps it for the others"
         ),
-        pytest.param([shard(6, 0), SECOND, shard(6, 1)], RecoveryPlan(6, (0, 2)), id="the step before is whole"),
+        pytest.param([FIRST, SECOND, FIRST], RecoveryPlan(7, 3, ((0, 2), (1,))), id="one copy is whole"),
+        pytest.param([NEWCOMER, SECOND, FIRST], RecoveryPlan(7, 3, ((2,), (1,))), id="in any order"),
+        pytest.param([FIRST, WHOLE], RecoveryPlan(7, 3, ((1,),)), id="the whole is better than one of its shards"),
         pytest.param(
-            [shard(7, 0, (8, 0)), shard(7, 1, (8, 1))], RecoveryPlan(7, (0, 1)), id="nobody has ended the next"
+            [FIRST, shard(6, 1, (7, 1))],
+            RecoveryPlan(7, 3, ((0,), (1,))),
+            id="another has applied what this one could",
         ),
-        pytest.param([ShardInventory(6, whole=6), FIRST], RecoveryPlan(6), id="an older whole instead of newer parts"),
         pytest.param(
-            [shard(7, 0, world=4), SECOND, ShardInventory(5, whole=5)], RecoveryPlan(5), id="cut in different worlds"
+            [shard(6, 0), SECOND, shard(6, 1)], RecoveryPlan(6, 3, ((0,), (2,))), id="the step before is whole"
+        ),
+        pytest.param(
+            [shard(7, 0, (8, 0)), shard(7, 1, (8, 1))],
+            RecoveryPlan(7, 3, ((0,), (1,))),
+            id="nobody has ended the next",
+        ),
+        pytest.param([whole(6), FIRST], RecoveryPlan(6, 3, ((0,),)), id="an older whole instead of newer parts"),
+        pytest.param(
+            [shard(7, 0, world=4), SECOND, whole(5)], RecoveryPlan(5, 3, ((2,),)), id="cut in different worlds"
+        ),
+        pytest.param(
+            [
+                ShardInventory(7, held=(Piece(7, 3, 2, 0), Piece(7, 5, 3, 0))),
+                ShardInventory(7, held=(Piece(7, 3, 2, 1), Piece(7, 5, 3, 1))),
+            ],
+            RecoveryPlan(7, 3, ((0,), (1,))),
+            id="parts of an earlier world, as one of the later is gone",
         ),
         # Rank 1 of three is lost; ranks 0 and 2 trained until step 7, and have copies of steps 4 and 6.
         pytest.param(
             [
-                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 0), (4, 2), (6, 0), (6, 2))),
-                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 2), (4, 1), (6, 2), (6, 1))),
+                of_three(7, (4, 0), (4, 2), (6, 0), (6, 2)),
+                of_three(7, (4, 2), (4, 1), (6, 2), (6, 1)),
                 NEWCOMER,
             ],
-            RecoveryPlan(6, (0, 1, 0)),
+            RecoveryPlan(6, 3, ((0,), (1,), (0, 1))),
             id="the newest copies",
         ),
         pytest.param(
-            [
-                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 0), (4, 2), (6, 0))),
-                ShardInventory(7, world=3, shards=3, placed=(4, 6), held=((4, 2), (4, 1), (6, 2))),
-            ],
-            RecoveryPlan(4, (0, 1, 0)),
+            [of_three(7, (4, 0), (4, 2), (6, 0)), of_three(7, (4, 2), (4, 1), (6, 2))],
+            RecoveryPlan(4, 3, ((0,), (1,), (0, 1))),
             id="the newest copies that had arrived",
         ),
         pytest.param(
-            [ShardInventory(7, clean=False, world=3, shards=2, placed=(6,), held=((6, 0), (6, 1))), NEWCOMER],
-            RecoveryPlan(6, (0, 0)),
+            [ShardInventory(7, False, (6,), (Piece(6, 3, 2, 0), Piece(6, 3, 2, 1))), NEWCOMER],
+            RecoveryPlan(6, 3, ((0,), (0,))),
             id="copies are good although a step is applied in part",
         ),
         pytest.param(
-            [ShardInventory(7, whole=5, world=3, shards=2, placed=(5, 6), held=((6, 0),)), NEWCOMER],
-            RecoveryPlan(5),
+            [ShardInventory(7, placed=(5, 6), held=(Piece(5, 2, 1, 0), Piece(6, 3, 2, 0))), NEWCOMER],
+            RecoveryPlan(5, 2, ((0,),)),
             id="the state in which the world began, before its first copy",
         ),
     ],
@@ -172,8 +196,9 @@ def test_the_latest_step_that_is_whole_counts(shard_inventories: list[ShardInven
         pytest.param([FIRST, FIRST], id="a shard is gone"),
         pytest.param([FIRST, shard(6, 1)], id="of different steps"),
         pytest.param([FIRST, shard(7, 1, world=2)], id="of different worlds"),
-        pytest.param([ShardInventory(7, clean=False, whole=7), NEWCOMER], id="a whole that is applied in part"),
-        pytest.param([ShardInventory(7, world=3, shards=2, held=((6, 0), (6, 1)))], id="nobody knows the position"),
+        pytest.param([ShardInventory(7, clean=False), NEWCOMER], id="a step that is applied in part"),
+        pytest.param([ShardInventory(7, held=(Piece(6, 3, 2, 0), Piece(6, 3, 2, 1)))], id="nobody knows the position"),
+        pytest.param([ShardInventory(7), ShardInventory(7)], id="who kept it for the others is gone"),
     ],
 )
 def test_without_a_whole_there_is_only_the_checkpoint(shard_inventories: list[ShardInventory]) -> None:
@@ -188,7 +213,7 @@ def test_a_loss_that_leaves_a_copy_of_each_shard_costs_no_step_that_was_ended(
     """Ranks are stopped anywhere in step 5, but none has applied it before all of them could."""
 
     def stop(index: int, step: int, *held: int) -> ShardInventory:
-        return ShardInventory(step, world=1, shards=shards, held=tuple((at, index) for at in held))
+        return ShardInventory(step, held=tuple(Piece(at, 1, shards, index) for at in held))
 
     indices = [i % shards for i in range(shards * copies)]
     if dice.random() < 0.5:  # all have their gradients
@@ -196,12 +221,11 @@ def test_a_loss_that_leaves_a_copy_of_each_shard_costs_no_step_that_was_ended(
     else:
         ranks = [dice.choice((stop(i, 4, 4), stop(i, 4, 4, 5))) for i in indices]
     left = [rank for rank in ranks if dice.random() < 0.7]
-    if {rank.held[0][1] for rank in left} == set(range(shards)):
+    if {rank.held[0].index for rank in left} == set(range(shards)):
         dice.shuffle(left)
         found = plan_recovery(left)
         assert found.step == max(rank.step for rank in left)
-        assert all((found.step, i) in left[source].held for i, source in enumerate(found.sources))
-        assert len(found.sources) == shards
+        check_holders(found, left, shards)
 
 
 @given(st.integers(2, 6), st.integers(1, 3), st.randoms())
@@ -212,25 +236,32 @@ def test_a_loss_costs_no_more_than_the_steps_since_a_copy_was_complete(
     ranks = []
     for rank in range(size * per_pod):
         source = (rank - per_pod) % (size * per_pod)
-        held = [(4, rank), (4, source), (6, rank), *([(6, source)] if dice.random() < 0.8 else [])]
-        ranks.append(
-            ShardInventory(dice.choice((6, 7)), world=1, shards=size * per_pod, placed=(4, 6), held=tuple(held))
-        )
+        told = [(4, rank), (4, source), (6, rank), *([(6, source)] if dice.random() < 0.8 else [])]
+        held = tuple(Piece(at, 1, size * per_pod, index) for at, index in told)
+        ranks.append(ShardInventory(dice.choice((6, 7)), placed=(4, 6), held=held))
     lost = dice.randrange(size)
     left = [one for rank, one in enumerate(ranks) if rank // per_pod != lost]
     found = plan_recovery(left)
-    assert all((found.step, i) in left[source].held for i, source in enumerate(found.sources))
-    assert len(found.sources) == size * per_pod
+    check_holders(found, left, size * per_pod)
     heirs = range(size * per_pod)[(lost + 1) % size * per_pod :][:per_pod]
-    arrived = all(
-        (6, rank - per_pod) in ranks[rank].held or (6, (rank - per_pod) % len(ranks)) in ranks[rank].held
-        for rank in heirs
-    )
+    arrived = all(Piece(6, 1, len(ranks), (rank - per_pod) % len(ranks)) in ranks[rank].held for rank in heirs)
     assert found.step == (6 if arrived else 4)
 
 
-@given(st.lists(st.integers(0, 9), max_size=2), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4))
-def test_inventories_travel_as_numbers(placed: list[int], held: list[tuple[int, int]]) -> None:
-    one = ShardInventory(3, False, 2, 5, 4, tuple(placed), tuple(held))
-    assert ShardInventory.from_row(one.to_row()) == one
+def check_holders(found: RecoveryPlan, ranks: list[ShardInventory], parts: int) -> None:
+    """Each part has holders, and they have it."""
+    assert len(found.holders) == parts
+    for index, having in enumerate(found.holders):
+        assert having
+        assert all(found.find_piece(index) in ranks[rank].held for rank in having)
+
+
+PIECES = st.builds(Piece, st.integers(0, 9), st.integers(0, 9), st.integers(1, 9), st.integers(0, 9))
+
+
+@given(st.lists(st.integers(0, 9), max_size=2), st.lists(PIECES, max_size=8, unique=True))
+def test_inventories_travel_as_numbers(placed: list[int], held: list[Piece]) -> None:
+    one = ShardInventory(3, False, tuple(placed), tuple(held))
+    back = ShardInventory.from_row(one.to_row())
+    assert (back.step, back.clean, back.placed, set(back.held)) == (3, False, one.placed, set(held))
     assert len(one.to_row()) == len(NEWCOMER.to_row())

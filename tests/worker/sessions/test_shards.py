@@ -1,11 +1,11 @@
-"""A rank's part of a sharded model: how it is cut, packed and put together."""
+"""A rank's part of a sharded model: how it is cut and packed."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from elasticjob.sessions.sharded.parts import Parcel, count_shards, put_together
+from elasticjob.sessions.sharded.parts import Parcel, count_shards
 
 
 @pytest.mark.parametrize(
@@ -17,18 +17,6 @@ from elasticjob.sessions.sharded.parts import Parcel, count_shards, put_together
 )  # fmt: skip
 def test_a_model_is_cut_over_as_few_ranks_as_the_world_allows(world_size: int, shards: int | None, cut: int) -> None:
     assert count_shards(world_size, shards) == cut
-
-
-def test_parts_make_a_whole() -> None:
-    whole = torch.arange(12.0).view(4, 3)
-
-    def part(rows: torch.Tensor) -> dict[str, object]:
-        return {"state": [{"elasticjob.shard": rows, "dim": 0}], "step": torch.tensor(3), "lr": 0.1}
-
-    found = put_together([part(whole[:3]), part(whole[3:])])
-    assert torch.equal(found["state"][0], whole)
-    assert found["step"] == 3
-    assert found["lr"] == 0.1
 
 
 def test_a_part_travels_in_one_piece() -> None:

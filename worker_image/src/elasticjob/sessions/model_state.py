@@ -79,8 +79,8 @@ class ModelState(Protocol):
     def bind(self, generation: int, sync: bool = False) -> None:
         """Enter a world whose groups exist; `sync` sends rank 0's parameters to all."""
 
-    def pack(self, hold: Callable[[], None]) -> None:
-        """Prepare for an orderly end of the world: keep what the next world needs. All ranks call it.
+    def pack(self, step: int, generation: int, hold: Callable[[], None]) -> None:
+        """Prepare for an orderly end of the world after this step: keep what the next world needs. All ranks call it.
 
         `hold` raises if a member was lost meanwhile, so that what was received may be wrong.
         """
@@ -294,7 +294,7 @@ class ReplicatedModelState:
                 self._wrap(sync=False)
         return self._module if self._ddp is None else self._ddp
 
-    def pack(self, hold: Callable[[], None]) -> None:
+    def pack(self, step: int, generation: int, hold: Callable[[], None]) -> None:
         """Nothing to do: every rank has everything in memory."""
 
     def keep(self, step: int, generation: int) -> bool:

@@ -7,12 +7,11 @@ which a step may be applied on some ranks and not on others, or copies that were
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_PLACED, _MOST_HELD = 3, 4  # see ShardInventory
+_MOST_PLACED, _MOST_HELD = 3, 8  # see ShardInventory
 _NOTHING = -1
 
 
@@ -76,31 +75,40 @@ def are_equal(rank_states: list[RankState]) -> bool:
 # --- every rank has shards ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, order=True)
+class Piece:
+    """A part of a sharded model as it was after a step: number `index` of the `count` parts into which the ranks of one
+    world had cut it. One of one is the whole model.
+    """
+
+    step: int
+    world: int  # the generation in which it was cut
+    count: int
+    index: int
+
+
 @dataclass(frozen=True)
 class ShardInventory:
     """What one rank has in memory."""
 
     step: int = -1  # the last step applied to it; -1 for a joiner
     clean: bool = True  # no step is partially applied
-    whole: int = -1  # the step of the whole model that it has; -1: it has none
-    world: int = -1  # the generation in which the model was sharded
-    shards: int = 0  # the number of shards of the model
     placed: tuple[int, ...] = ()  # earlier steps of which it has all but the model, such as the sampler's position
-    held: tuple[tuple[int, int], ...] = ()  # (step, index of a shard): its own, and copies of others
+    held: tuple[Piece, ...] = ()  # its own part of the model, and copies of others
 
     def to_row(self) -> list[int]:
         """Equally many integers on each rank."""
         placed = [*self.placed, *[_NOTHING] * (_MOST_PLACED - len(self.placed))]
-        held = [*itertools.chain(*self.held), *[_NOTHING] * 2 * (_MOST_HELD - len(self.held))]
-        return [self.step, int(self.clean), self.whole, self.world, self.shards, *placed, *held]
+        newest = sorted(self.held, reverse=True)[:_MOST_HELD]
+        held = [number for one in newest for number in (one.step, one.world, one.count, one.index)]
+        return [self.step, int(self.clean), *placed, *held, *[_NOTHING] * (4 * _MOST_HELD - len(held))]
 
     @classmethod
     def from_row(cls, row: Sequence[int]) -> ShardInventory:
-        step, clean, whole, world, shards, *rest = row
+        step, clean, *rest = row
         placed = tuple(one for one in rest[:_MOST_PLACED] if one != _NOTHING)
-        steps, indices = rest[_MOST_PLACED::2], rest[_MOST_PLACED + 1 :: 2]
-        held = tuple((at, index) for at, index in zip(steps, indices, strict=True) if at != _NOTHING)
-        return cls(step, bool(clean), whole, world, shards, placed, held)
+        held = tuple(Piece(*rest[at : at + 4]) for at in range(_MOST_PLACED, len(rest), 4) if rest[at] != _NOTHING)
+        return cls(step, bool(clean), placed, held)
 
     def find_steps(self) -> Iterator[int]:
         """The steps of which it has all but the model."""
@@ -114,11 +122,16 @@ class RecoveryPlan:
     """The step from which the ranks continue, and which ranks have it."""
 
     step: int  # -1: no rank has trained yet
-    sources: tuple[int, ...] = ()  # a rank for each shard; empty if one rank has the whole model
+    world: int = -1  # in which the parts were cut
+    holders: tuple[tuple[int, ...], ...] = ()  # by part of the model: the ranks that have it
+
+    def find_piece(self, index: int) -> Piece:
+        """Part `index` of the model."""
+        return Piece(self.step, self.world, len(self.holders), index)
 
 
 def plan_recovery(shard_inventories: Sequence[ShardInventory]) -> RecoveryPlan:
-    """The latest step of which all shards exist. Raises StateLostError if there is none.
+    """The latest step of which all parts exist. Raises StateLostError if there is none.
 
     A step counts only if some rank has completed it: that rank also has the sampler's position and the effects of the
     script's code after the optimizer. The other ranks had all gradients of the step before any rank applied it.
@@ -126,25 +139,13 @@ def plan_recovery(shard_inventories: Sequence[ShardInventory]) -> RecoveryPlan:
     if all(shard_inventory.step < 0 for shard_inventory in shard_inventories):
         return RecoveryPlan(-1)
     steps = {step for shard_inventory in shard_inventories for step in shard_inventory.find_steps()}
-    worlds = {shard_inventory.world for shard_inventory in shard_inventories if shard_inventory.held}
-    for step in sorted(steps, reverse=True):
-        if any(one.whole == step and step in one.find_steps() for one in shard_inventories):
-            return RecoveryPlan(step)
-        for world in sorted(worlds, reverse=True):
-            sources = _find_sources(shard_inventories, step, world)
-            if sources:
-                return RecoveryPlan(step, sources)
-    raise StateLostError("lost ranks took their shards with them, and not all had a copy of the same step")
-
-
-def _find_sources(shard_inventories: Sequence[ShardInventory], step: int, world: int) -> tuple[int, ...]:
-    """A rank for each shard of one world; empty if a shard is missing."""
-    holders: dict[int, int] = {}
-    count = 0
+    holders: dict[tuple[int, int, int], dict[int, list[int]]] = {}
     for rank, shard_inventory in enumerate(shard_inventories):
-        if shard_inventory.world == world:
-            count = max(count, shard_inventory.shards)
-            for at, index in shard_inventory.held:
-                if at == step:
-                    holders.setdefault(index, rank)
-    return tuple(holders[i] for i in range(count)) if len(holders) == count else ()
+        for piece in shard_inventory.held:
+            if piece.step in steps:
+                cut = holders.setdefault((piece.step, piece.world, piece.count), {})
+                cut.setdefault(piece.index, []).append(rank)
+    for (step, world, count), found in sorted(holders.items(), reverse=True):
+        if len(found) == count:
+            return RecoveryPlan(step, world, tuple(tuple(found[index]) for index in range(count)))
+    raise StateLostError("lost ranks took their shards with them, and not all had a copy of the same step")

@@ -279,7 +279,7 @@ class Worlds:
             return
         try:
             if self.state.stage is not Stage.BROKEN:
-                self._memory.model_state.pack(self.hold)
+                self._memory.model_state.pack(self._memory.committed, self.state.generation, self.hold)
                 self.hold(also_begun=True)  # nothing is left on the device that only an abort would end
                 return
         except Exception as error:

@@ -33,6 +33,7 @@ __all__ = [
     "has_custom_reduce",
     "is_flat",
     "is_reduced_whole",
+    "wrap_like",
 ]
 
 HAS_FSDP_ON_CPU = hasattr(torch.cpu.Stream, "record_event")  # since torch 2.7; FSDP2 calls it in every forward pass
@@ -56,6 +57,18 @@ _MEMORIES = (
 def distribute_like(value: torch.Tensor, pattern: DTensor) -> DTensor:
     """Shard `value`, which every rank has completely, like `pattern`. All ranks call it."""
     return _distribute(value, pattern.device_mesh, pattern.placements, **_OWN_COPY)
+
+
+def wrap_like(local: torch.Tensor, pattern: DTensor) -> DTensor:
+    """A sharded tensor like `pattern`, of which this is the rank's part."""
+    return DTensor.from_local(
+        local,
+        pattern.device_mesh,
+        pattern.placements,
+        run_check=False,
+        shape=pattern.shape,
+        stride=pattern.stride(),
+    )
 
 
 def find_fsdp_modules(model: torch.nn.Module) -> list[Any]:

@@ -3,7 +3,7 @@
 After a step each rank copies its shards to host memory, and a thread sends them to the same rank of another pod while
 training goes on. All ranks begin at the same steps, and none begins the next copy before the last one is complete on
 all of them: until then each keeps the one before, so that there is always a step of which every shard exists twice.
-The state in which a world began is kept whole until its first copy is complete.
+What a world began with is copied first, and what the ranks had kept of it stays until that copy is complete.
 """
 
 from __future__ import annotations

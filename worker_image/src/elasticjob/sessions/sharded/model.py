@@ -1,17 +1,20 @@
 """A sharded model (FSDP2) in worlds of different sizes: rebuilt in each, and filled from the shards of the last one.
 
-Before a world ends in order, its ranks gather their shards one tensor at a time, and each keeps the whole model in host
-memory until the next world has taken its shards from it. A lost rank takes its shards with it: if other ranks have
-copies, live ones (HSDP) or those of an earlier step (`copies`), the remaining ranks keep theirs and reassemble the
-model in the next world; otherwise only the checkpoint helps.
+Before a world ends in order, its ranks gather their shards one tensor at a time, and one rank of each pod keeps the
+whole model in host memory until the next world has taken its shards from it. A lost rank takes its shards with it: if
+other ranks have copies, live ones (HSDP) or those of an earlier step (`copies`), the remaining ranks keep theirs;
+otherwise only the checkpoint helps. In the next world each rank gets what it needs of what the others have kept
+(`resharding`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elasticjob.collectives import messages
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import recovery, transfer
+from elasticjob.sessions import recovery
 from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, StepHooks, hook
+from elasticjob.sessions.recovery import Piece, RecoveryPlan
 from elasticjob.sessions.sharded import parts
 from elasticjob.sessions.sharded.copies import ShardCopies
+from elasticjob.sessions.sharded.parts import Leaf
+from elasticjob.sessions.sharded.resharding import Need, Resharding
 from elasticjob.torchcompat import sharding
 from elasticjob.torchcompat.optimizers import load_state
 from elasticjob.torchcompat.sharding import DTensor
@@ -43,7 +49,6 @@ _FLAT = (
     "Session(build=...): FullyShardedDataParallel (FSDP1) has sharded this model, and its parts cannot be cut anew for"
     " another world. Call fully_shard(model, mesh=mesh), which is FSDP2, or let the script restart."
 )
-_SECTIONS = ("model", "optimizer", "trainable")  # of a state
 
 Build = Callable[[DeviceMesh], tuple[torch.nn.Module, torch.optim.Optimizer]]
 
@@ -59,13 +64,12 @@ class ShardedModelState:
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
         self._groups = 0  # that `build` has made in this world
         self._filled = False  # the built model has the shared state
-        self._whole: dict[str, Any] | None = None  # between two worlds
         self._copies = copies
         self._flags: Any = None  # the group for small messages
-        self._base: tuple[int, dict[str, Any]] | None = None  # the whole model at a step, until there are copies
-        # After a loss: the parts of the state, by step and by index of the shard, and how the model was sharded.
-        self._held: dict[int, dict[int, dict[str, Any]]] = {}
-        self._cut = (-1, 0)  # the generation, and the number of shards
+        self._plan = RecoveryPlan(-1)  # where the state of this world comes from
+        # Parts of the state in host memory: between two worlds, and those in which a world began, until it has copies.
+        self._held: dict[Piece, dict[str, Any]] = {}
+        self._base: int | None = None  # the step of those
 
     @property
     def model(self) -> Any:
@@ -99,9 +103,9 @@ class ShardedModelState:
 
     @property
     def lone_shards(self) -> tuple[int, ...]:
-        if self._whole is not None or self._base is not None:
+        if any(piece.count == 1 for piece in self._held):
             return ()
-        return tuple(sorted({index for indices in self._held.values() for index in indices}))
+        return tuple(sorted({piece.index for piece in self._held}))
 
     def connect(self, generation: int) -> None:
         size = dist.get_world_size()
@@ -131,27 +135,28 @@ class ShardedModelState:
             raise ConfigurationError(_UNCUT)
         hook(self.optimizer, self._hooks)
 
-    def pack(self, hold: Callable[[], None]) -> None:
+    def pack(self, step: int, generation: int, hold: Callable[[], None]) -> None:
         if self._copies is not None:
             self._copies.finish()
         if self._made is not None:
-            whole = {name: gather(value) for name, value in self._read().items()}
+            is_kept = int(os.environ.get("LOCAL_RANK", "0")) == 0  # the ranks of a pod would have the same
+            whole = {name: gather(value, is_kept) for name, value in self._read().items()}
             hold()
-            self._whole = whole
+            self._held = {Piece(step, generation, 1, 0): whole} if is_kept else {}
+            self._filled = False  # what is trained now is not the state any more
 
     def keep(self, step: int, generation: int) -> bool:
         assert self._mesh is not None
-        cut = (generation, self.shards)
-        if self._copies is not None and (held := self._copies.take()):
-            self._held, self._cut = held, cut
-        if self._filled and self.has_copies and step not in self._held:
+        if self._copies is not None:
+            for at, found in self._copies.take().items():
+                self._held |= {Piece(at, generation, self.shards, index): part for index, part in found.items()}
+        if self._filled and self.has_copies:
+            mine = Piece(step, generation, self.shards, self._mesh.get_local_rank(1))
             try:
-                part = {name: parts.take_local(value) for name, value in self._read().items()}
+                self._held.setdefault(mine, {name: parts.take_local(value) for name, value in self._read().items()})
             except ValueError as error:
                 logger.warning("%s.", error)
-            else:
-                self._held[step], self._cut = {self._mesh.get_local_rank(1): part}, cut
-        return self._whole is not None or self._base is not None or bool(self._held)
+        return bool(self._held) or not self._filled
 
     def _read(self) -> dict[str, Any]:
         model, optimizer = self._present()
@@ -172,7 +177,7 @@ class ShardedModelState:
         return self._find_places(self._copies)
 
     def end_epoch(self, step: int) -> tuple[int, ...]:
-        if self._copies is None or (self._base is not None and self._base[0] == step):
+        if self._copies is None or self._base == step:
             return self._find_places(self._copies)
         self._copies.flush(step, self._read)
         return self._find_places(self._copies)
@@ -181,9 +186,9 @@ class ShardedModelState:
         """The steps to which the model can go back."""
         if copies is None:
             return ()
-        if copies.is_complete:
-            self._base = None
-        return (*copies.steps, *((self._base[0],) if self._base is not None else ()))
+        if copies.is_complete and self._base is not None:
+            self._base, self._held = None, {}
+        return (*copies.steps, *((self._base,) if self._base is not None else ()))
 
     def restore(self, step: int, clean: bool, places: Collection[int], group: Any) -> tuple[int, bool]:
         self._flags = group
@@ -192,16 +197,10 @@ class ShardedModelState:
         inventories = [recovery.ShardInventory.from_row(row) for row in rows]
         if all(one.step < 0 for one in inventories):  # later, a joiner alone would be to blame
             self._refuse_stages(group)
-        found = recovery.plan_recovery(inventories)
-        if found.sources:
-            self._reassemble(found, group)
-        elif mine.whole != found.step:
-            self._whole = None
-        elif self._whole is None and self._base is not None:
-            self._whole = self._base[1]
+        self._plan = recovery.plan_recovery(inventories)
         if step < 0:
             return step, clean
-        return found.step, found.step in mine.find_steps() and self._whole is not None
+        return self._plan.step, self._plan.step in mine.find_steps()
 
     def _refuse_stages(self, group: Any) -> None:
         """Raises ConfigurationError unless all ranks have built the same model."""
@@ -211,37 +210,30 @@ class ShardedModelState:
             raise ConfigurationError(_STAGES)
 
     def _take_inventory(self, step: int, clean: bool, places: Collection[int]) -> recovery.ShardInventory:
-        whole = step if self._whole is not None else -1 if self._base is None else self._base[0]
         # A part that was taken when a step was partially applied is not of this step.
-        held = [(at, index) for at, indices in self._held.items() if clean or at in places for index in indices]
-        return recovery.ShardInventory(step, clean, whole, *self._cut, tuple(places), tuple(held))
-
-    def _reassemble(self, found: recovery.RecoveryPlan, group: Any) -> None:
-        """Send every shard of one step to all ranks."""
-        held = self._held.get(found.step, {})
-        pieces = []
-        for index, source in enumerate(found.sources):
-            mine = held.get(index, {})
-            exchange = transfer.Exchange(dist.get_rank(), source, group, self.device, keep=True)
-            received = exchange.run(transfer.take_inventory(mine))
-            pieces.append(mine if received is None else received)
-        self._whole = parts.put_together(pieces)
-        self._held = {}
+        held = tuple(piece for piece in self._held if clean or piece.step in places)
+        return recovery.ShardInventory(step, clean, tuple(places), held)
 
     def state(self) -> dict[str, Any]:
-        return self._whole or dict.fromkeys(_SECTIONS)
+        """Nothing: `settle` gives each rank its part."""
+        return {}
 
     def load(self, value: dict[str, Any]) -> None:
-        self._whole = {name: value[name] for name in _SECTIONS}
+        pass
 
     def settle(self, step: int) -> tuple[int, ...]:
-        has_trained = self._whole is not None and self._whole["model"] is not None
-        if self._whole is not None and has_trained:
-            self._fill(self._whole)
+        count = len(self._plan.holders)
+        if count:
+            held = {index: self._held.get(self._plan.find_piece(index)) for index in range(count)}
+            self._fill(Resharding(self._plan, {at: part for at, part in held.items() if part is not None}, self._flags))
         # Otherwise no rank has trained yet: `build` created or loaded the state.
         is_on = self._copies is not None and self._copies.enter(self._flags)
-        self._base = (step, self._whole) if self._whole is not None and has_trained and is_on else None
-        self._whole, self._held, self._filled = None, {}, True
+        self._base = step if count and is_on else None
+        kept = map(self._plan.find_piece, range(count)) if self._base is not None else ()
+        self._held = {piece: self._held[piece] for piece in kept if piece in self._held}
+        self._filled = True
+        if self._copies is not None and self._base is not None:
+            self._copies.after_step(step, self._read)  # what a loss has left may be with one pod each
         return self._find_places(self._copies)
 
     def part(self) -> dict[str, Any]:
@@ -258,19 +250,18 @@ class ShardedModelState:
         parameters = list(self._present()[0].parameters())
         return {"parameters": parts.find_local(parameters), "optimizer": parts.find_local(state["optimizer"])}
 
-    def _fill(self, whole: dict[str, Any]) -> None:
+    def _fill(self, resharding: Resharding) -> None:
         model, optimizer = self._present()
-        self._refuse_others(len(whole["optimizer"]["param_groups"]))
-        model.load_state_dict(shard_like(model.state_dict(), whole["model"]))
+        self._refuse_others(resharding.count_groups())
+        named = model.state_dict()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        cuts = {path: find_cut(path, leaf, named, parameters) for path, leaf in resharding.leaves.items()}
+        received = resharding.run([cut.need for cut in cuts.values()])
+        whole = resharding.fill({path: cut.make(one) for (path, cut), one in zip(cuts.items(), received, strict=True)})
+        model.load_state_dict(whole["model"])
         for name, parameter in model.named_parameters():  # the script may have unfrozen some since they were built
             parameter.requires_grad_(name in whole["trainable"])
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        state = whole["optimizer"]
-        states = {
-            index: {name: _shard_like(parameters[index], value) for name, value in values.items()}
-            for index, values in state["state"].items()
-        }
-        load_state(optimizer, {**state, "state": states})
+        load_state(optimizer, whole["optimizer"])
 
     def check_groups(self) -> None:
         self._refuse_others(len(self.optimizer.param_groups))
@@ -299,31 +290,46 @@ class ShardedModelState:
             self.model.set_requires_gradient_sync(True)
 
 
-def gather(value: Any) -> Any:
-    """Gather every shard on the host; values that are not sharded stay as they are. All ranks call it."""
+def gather(value: Any, is_kept: bool) -> Any:
+    """Gather every shard on the host, if it `is_kept`; other values stay as they are. All ranks call it."""
     if isinstance(value, DTensor):
-        return value.full_tensor().detach().cpu()
+        whole = value.full_tensor()
+        return whole.detach().cpu() if is_kept else None
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
+        return value.detach().cpu().clone() if is_kept else None
     if isinstance(value, dict):
-        return {key: gather(item) for key, item in value.items()}
+        return {key: gather(item, is_kept) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([gather(item) for item in value])
+        return type(value)([gather(item, is_kept) for item in value])
     return value
 
 
-def shard_like(pattern: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Shard each tensor of `whole`, which all ranks have, like its namesake in `pattern`. All ranks call it."""
-    return {name: _shard_like(pattern.get(name), value) for name, value in whole.items()}
+@dataclass(frozen=True)
+class Cut:
+    """What this rank needs of a tensor, and how it becomes what the model or its optimizer has in this world."""
+
+    need: Need
+    make: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _shard_like(pattern: Any, value: Any) -> Any:
-    if not isinstance(pattern, torch.Tensor) or not isinstance(value, torch.Tensor) or value.shape != pattern.shape:
-        return value  # for example an optimizer's step count
+def find_cut(path: parts.Path, leaf: Leaf, named: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> Cut:
+    """By its namesake in the model, or the parameter that it is the optimizer's state of."""
+    pattern = (
+        named.get(path[1])
+        if path[0] == "model"
+        else parameters[path[2]]
+        if path[:2] == ("optimizer", "state")
+        else None
+    )
+    if not isinstance(pattern, torch.Tensor) or pattern.shape != leaf.shape:
+        return Cut(Need(), lambda value: value)  # for example an optimizer's step count
     data = pattern.data
     if not isinstance(data, DTensor):
-        return value.to(data.device)
-    return sharding.distribute_like(value.to(data.device), data)
+        return Cut(Need(), lambda value: value.to(data.device))
+    span = parts.find_range(data)
+    if span is None:
+        return Cut(Need(), lambda value: sharding.distribute_like(value.to(data.device), data))
+    return Cut(Need(*span), lambda value: sharding.wrap_like(value.to(data.device), data))
 
 
 def make_model_state(

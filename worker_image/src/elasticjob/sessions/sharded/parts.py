@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ def take_local(value: Any, take: Callable[[torch.Tensor], torch.Tensor] = _copy)
     Raises ValueError for a placement that is not supported.
     """
     if isinstance(value, DTensor):
-        return {_LOCAL: take(value.to_local()), "dim": _find_dim(value)}
+        dim = _find_dim(value)
+        return {_LOCAL: take(value.to_local()), "dim": dim, "length": 0 if dim < 0 else value.shape[dim]}
     if isinstance(value, torch.Tensor):
         return take(value)
     if isinstance(value, dict):
@@ -40,6 +41,28 @@ def take_local(value: Any, take: Callable[[torch.Tensor], torch.Tensor] = _copy)
     if isinstance(value, list | tuple):
         return type(value)([take_local(item, take) for item in value])
     return value
+
+
+def find_span(length: int, count: int, index: int) -> tuple[int, int]:
+    """The rows of part `index` of `count`, as torch cuts a dimension of this length. Pure."""
+    each = -(-length // count)
+    return min(index * each, length), min((index + 1) * each, length)
+
+
+def find_range(tensor: Any) -> tuple[int, int, int] | None:
+    """The dimension in which a sharded tensor is cut, and this rank's rows of it; -1 and no rows if it has all.
+
+    None if it is cut in another way.
+    """
+    try:
+        dim = _find_dim(tensor)
+    except ValueError:
+        return None
+    if dim < 0:
+        return (-1, 0, 0)
+    mesh, last = tensor.device_mesh, tensor.device_mesh.ndim - 1
+    start, stop = find_span(tensor.shape[dim], mesh.size(last), mesh.get_local_rank(last))
+    return (dim, start, stop) if tensor.to_local().shape[dim] == stop - start else None
 
 
 def _find_dim(tensor: Any) -> int:
@@ -79,17 +102,57 @@ def put_back(part: Any, present: Any) -> Any:
     return part
 
 
-def put_together(parts: Sequence[Any]) -> Any:
-    """The whole state, from the parts of each shard's rank, in shard order."""
-    first = parts[0]
-    if isinstance(first, dict):
-        if _LOCAL in first:
-            locals = [part[_LOCAL] for part in parts]
-            return locals[0] if first["dim"] < 0 else torch.cat(locals, dim=first["dim"])
-        return {key: put_together([part[key] for part in parts]) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)([put_together(items) for items in zip(*parts, strict=True)])
-    return first
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor of the whole model, which is cut along a dimension; -1: every part has all of it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    dim: int = -1
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def find_tensors(part: Any) -> dict[Path, torch.Tensor]:
+    """The tensors of a part, by their paths in the state."""
+    found: dict[Path, torch.Tensor] = {}
+    _walk(part, lambda path, tensor, *_: found.update({path: tensor}))
+    return found
+
+
+def find_leaves(part: Any) -> dict[Path, Leaf]:
+    """The tensors of the whole model, by their paths in the state, from any part of it, or its skeleton."""
+    found: dict[Path, Leaf] = {}
+
+    def note(path: Path, tensor: torch.Tensor | skeletons.Slot, dim: int = -1, length: int = 0) -> None:
+        shape = [length if at == dim else own for at, own in enumerate(tensor.shape)]
+        found[path] = Leaf(tuple(shape), tensor.dtype, dim)
+
+    _walk(part, note)
+    return found
+
+
+def replace_tensors(part: Any, make: Callable[[Path], Any]) -> Any:
+    """The state with what `make` returns for its path instead of each tensor."""
+    return _walk(part, lambda path, *_: make(path))
+
+
+def _walk(part: Any, see: Callable[..., Any], path: Path = ()) -> Any:
+    if isinstance(part, torch.Tensor | skeletons.Slot):
+        return see(path, part)
+    if isinstance(part, dict):
+        if _LOCAL in part:
+            return see(path, part[_LOCAL], part["dim"], part["length"])
+        return {key: _walk(item, see, (*path, key)) for key, item in part.items()}
+    if isinstance(part, list | tuple):
+        return type(part)([_walk(item, see, (*path, at)) for at, item in enumerate(part)])
+    return part
 
 
 @dataclass
