@@ -151,12 +151,15 @@ class ShardedModelState:
             for at, found in self._copies.take().items():
                 self._held |= {Piece(at, generation, self.shards, index): part for index, part in found.items()}
         if self._filled and self.has_copies:
-            mine = Piece(step, generation, self.shards, self._mesh.get_local_rank(1))
+            self._keep_own(Piece(step, generation, self.shards, self._mesh.get_local_rank(1)))
+        return bool(self._held) or not self._filled  # otherwise others may have it
+
+    def _keep_own(self, mine: Piece) -> None:
+        if mine not in self._held:
             try:
-                self._held.setdefault(mine, {name: parts.take_local(value) for name, value in self._read().items()})
+                self._held[mine] = {name: parts.take_local(value) for name, value in self._read().items()}
             except ValueError as error:
                 logger.warning("%s.", error)
-        return bool(self._held) or not self._filled
 
     def _read(self) -> dict[str, Any]:
         model, optimizer = self._present()
@@ -177,9 +180,8 @@ class ShardedModelState:
         return self._find_places(self._copies)
 
     def end_epoch(self, step: int) -> tuple[int, ...]:
-        if self._copies is None or self._base == step:
-            return self._find_places(self._copies)
-        self._copies.flush(step, self._read)
+        if self._copies is not None:
+            self._copies.flush(step, self._read)
         return self._find_places(self._copies)
 
     def _find_places(self, copies: ShardCopies | None) -> tuple[int, ...]:
