@@ -81,7 +81,7 @@ resharding = Resharding(RecoveryPlan(7, 3, holders), held, dist.group.WORLD)
 names = [path[1] for path in resharding.leaves]
 needs, wanted = [], {}
 for name in names:
-    shape, _, _, dim = SHAPES[name]
+    shape, dim = SHAPES[name][0], SHAPES[name][3]
     whole = make(name)
     if rank >= after:
         needs.append(Need(0, 0, 0) if shape else Need())
