@@ -538,11 +538,11 @@ def die_packing(rank: int) -> None:
 
     gather = model.gather
 
-    def gather_or_die(value: Any) -> Any:
+    def gather_or_die(value: Any, is_kept: bool) -> Any:
         is_last = isinstance(value, torch.Tensor) and value.numel() == 1
         if is_last and dist.get_rank() == rank and os.environ["ELASTICJOB_GENERATION"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        return gather(value)
+        return gather(value, is_kept)
 
     model.gather = gather_or_die
 
