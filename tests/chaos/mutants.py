@@ -27,6 +27,7 @@ AGENT = ("tests/worker/agent/test_machine.py",)
 ORDERS = ("tests/worker/agent/test_machine_orders.py",)
 SESSION = ("tests/worker/sessions/test_session_machine.py",)
 RECOVERY = ("tests/worker/sessions/test_recovery.py",)
+RESHARDING = ("tests/worker/sessions/test_resharding.py", "-k", "not real")
 PEERS = ("tests/worker/peers/test_choice.py", "tests/worker/peers/test_lead.py", "tests/worker/peers/test_records.py")
 HELD = ("tests/chaos/test_chaos_memory.py", "-k", "moments")
 SUSPENDED = ("tests/chaos/test_chaos_scripts.py", "-k", "suspended_script")
@@ -448,8 +449,14 @@ MUTANTS = (
            package=RUNTIME),
     Mutant("a step in part counts", "sessions/recovery.py", "if one.clean and (one.step", "if (one.step", RECOVERY, package=RUNTIME),
     Mutant("the oldest state counts", "sessions/recovery.py", "best = max(", "best = min(", RECOVERY, package=RUNTIME),
-    Mutant("shards of two worlds make a model", "sessions/recovery.py", "if shard_inventory.world == world:", "if True:",
-           RECOVERY, package=RUNTIME),
+    Mutant("shards of two worlds make a model", "sessions/recovery.py", "(piece.step, piece.world, piece.count)",
+           "(piece.step, 0, piece.count)", RECOVERY, package=RUNTIME),
+    Mutant("a flipped bit of a shard spreads", "sessions/sharded/resharding.py", "strict=True) if one == common]",
+           "strict=True)]", RESHARDING, package=RUNTIME),
+    Mutant("a rank asks others for what it has", "sessions/sharded/resharding.py", "    if rank in having:\n        return rank\n", "",
+           RESHARDING, package=RUNTIME),
+    Mutant("more of a shard is sent than is needed", "sessions/sharded/resharding.py", "range(along[0] // each,", "range(0,",
+           RESHARDING, package=RUNTIME),
     Mutant("a step without its position counts", "sessions/recovery.py", "if self.clean and self.step >= 0:",
            "if self.step >= 0:", RECOVERY, package=RUNTIME),
     Mutant("a store that does not answer is waited for", "protocol/connecting.py", " and not interrupted() and time", " and time",
