@@ -150,6 +150,29 @@ def test_shards_are_cut_anew_or_read_again(play: Play) -> None:
     play.check_numbers(below=alone.generation)
 
 
+@pytest.mark.usefixtures("backend_if_long")
+def test_the_ranks_of_a_pod_get_their_shards_from_one_of_them(play: Play) -> None:
+    """The first rank of each pod keeps the model, and a pod that leaves takes nothing with it."""
+    play.shards, play.env = None, {"PET_NPROC_PER_NODE": "2"}
+    play.join()
+    play.join()
+    two = play.hub.wait_for_world(2, timeout=150)
+    play.steps.wait_for_world(4, two.generation, timeout=150)
+    play.join()
+    three = play.hub.wait_for_world(3, two.generation, timeout=150)
+    play.steps.wait_for_world(6, three.generation, timeout=150)
+    assert play.meshes(three) == [[6]]
+    play.hub.remove(three.pods[0])
+    assert play.members[three.pods[0]].wait() == 0
+    last = play.hub.wait_for_world(2, three.generation, timeout=150)
+    play.steps.wait_for_world(4, last.generation, timeout=150)
+    lines = play.steps.read()
+    check_history(lines, repeated=0)
+    assert len({line["pid"] for line in lines}) == 6, "nobody was started twice"
+    play.hub.stop()
+    play.check_numbers(below=last.generation + 1)
+
+
 @pytest.mark.parametrize(("seed", "losses"), [(1, 1), pytest.param(2, 3, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("backend")
 def test_copies_of_shards_outlive_a_loss(play: Play, seed: int, losses: int) -> None:
