@@ -374,6 +374,28 @@ def test_a_line_of_nothing_but_colours_is_shown_without() -> None:
     assert "\x1b" not in captured.get()
 
 
+@pytest.mark.parametrize("before", ["\x1b[", "\x1b\x1b[2K["])
+def test_a_colour_whose_number_has_no_end_ends_no_logs(before: str) -> None:
+    line = Line("p", range(1), f"{before}{'9' * 5000}mred \x1b[31mand\x1b[0m blue")
+    out = common.SafeConsole(width=80, force_terminal=True, color_system="standard")
+    with out.capture() as captured:
+        out.print(line_text(line, prefix=False, timestamps=False))
+    assert "red" in captured.get() and "\x1b[31mand" in captured.get()
+
+
+@pytest.mark.timeout(15)  # of a second; for each of them, whoever looks for its end looks at the rest of the line
+def test_links_and_titles_without_an_end_take_no_longer_than_their_line() -> None:
+    begins = "\x1b]8;;" * 400 + "\x1b]0;" * 400 + "\x1b\x1b[2K]8;;" * 100
+    text = line_text(Line("p", range(1), begins + "x" * 1_000_000), prefix=False, timestamps=False)
+    assert text.plain.endswith("xx")
+
+
+def test_what_a_terminal_would_do_beside_colours_leaves_no_trace() -> None:
+    """As programs write it into a log that they take for a terminal: a title, a cleared line, another character set."""
+    line = "\x1b]0;title\x07\x1b[2K\x1b[1A\x1b(B\x1b[mdone\x1b[?25h"
+    assert line_text(Line("p", range(1), line), prefix=False, timestamps=False).plain == "done"
+
+
 def test_a_progress_bar_in_a_log_is_shown_as_it_ends() -> None:
     assert line_text(Line("p", range(1), "10%\r50%\r100%\r"), prefix=False, timestamps=False).plain == "100%"
 
