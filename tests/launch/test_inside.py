@@ -9,6 +9,7 @@ import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import click
 import pytest
@@ -283,6 +284,40 @@ def test_of_a_million_files_nothing_is_kept_in_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert len(list((tmp_path / "a").iterdir())) == 10
+
+
+def pax(said: dict[str, str], content: bytes) -> io.BytesIO:
+    """An archive of one file `a`, of which pax says this."""
+    info = tarfile.TarInfo("a")
+    info.size, info.pax_headers = len(content), said
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(content))
+    made.seek(0)
+    return made
+
+
+SPARSE: Final = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a", "GNU.sparse.realsize": "5"}
+
+
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        pytest.param({"mtime": "inf"}, b"x", id="a time without an end"),
+        pytest.param({"mtime": "nan"}, b"x", id="a time that is no number"),
+        pytest.param({"mtime": "1e300"}, b"x", id="a time that no clock has"),
+        pytest.param(SPARSE, b"9999999\n".ljust(512, b"\0"), id="a map without its places"),
+        pytest.param(SPARSE, b"x\n".ljust(512, b"\0"), id="a map without a number"),
+        pytest.param(SPARSE, b"9" * 512, id="a map without a line"),
+        pytest.param({"GNU.sparse.map": "0,x", "GNU.sparse.size": "5"}, b"x", id="a place without a number"),
+    ],
+)
+def test_numbers_in_an_archive_that_python_cannot_use_are_told_in_a_line(
+    said: dict[str, str], content: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(click.ClickException, match=r"^a: what the pod sent is no archive of it: "):
+        unpack(pax(said, content), "a", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def deep(levels: int, *, each: bool) -> io.BytesIO:
