@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Final
 
 import click
-from rich.style import Style
 from rich.text import Text
 
 from elasticjob_operator.cli import common
@@ -17,6 +17,12 @@ from elasticjob_operator.client.logs import Window, find_window
 from elasticjob_operator.view import details, words
 
 _MOST_COLOURS: Final = 1000  # of a line; those of one with more are not looked at
+# What a terminal obeys: a colour, which is the first group if its numbers are short ones; other commands; titles and
+# links with their end; the rest, of two or three letters; or an ESC alone. To look for an end takes no longer than the
+# way to the next ESC.
+_COMMAND: Final = re.compile(
+    r"\x1b(?:\[([0-9;]{0,64})m|\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])?"
+)
 
 
 @click.command()
@@ -131,13 +137,19 @@ def line_text(line: Line, *, prefix: bool, timestamps: bool) -> Text:
 
 
 def _colours_of(line: str) -> Text:
-    """The line as it ends up where a progress bar wrote it over and over, with its colours but without its links."""
+    """The line as it ends up where a progress bar wrote it over and over, with its colours but without its links.
+
+    Only colours with short numbers are decoded: rich reads numbers of any length, and looks for the end of each link in
+    all of the line.
+    """
     line = line.rstrip("\r").rpartition("\r")[2]
     if not 0 < line.count("\x1b") <= _MOST_COLOURS:
         return Text(line)
-    text = Text.from_ansi(line)
-    text.spans = [
-        span._replace(style=span.style.update_link(None)) if isinstance(span.style, Style) else span
-        for span in text.spans
-    ]
-    return text
+    return Text.from_ansi(_COMMAND.sub(_keep_colour, line))
+
+
+def _keep_colour(command: re.Match[str]) -> str:
+    """What is in the place of a command to a terminal. An ESC alone must not come before what follows the next one."""
+    if command[1] is not None:
+        return command[0]
+    return "\N{REPLACEMENT CHARACTER}" if command[0] == "\x1b" else ""
