@@ -285,7 +285,7 @@ def unpack(archive: IO[bytes], name: str, target: Path) -> Path:
                     headers.end_file()
                     members.members.clear()  # it would keep all of them
             (Path(folder) / name).rename(final)
-        except (tarfile.TarError, EOFError) as error:
+        except (tarfile.TarError, EOFError, ValueError, ArithmeticError) as error:  # of numbers, Python's own errors
             raise common.Failure(f"{name}: what the pod sent is no archive of it: {error}") from None
         except OSError as error:
             with contextlib.suppress(OSError):
