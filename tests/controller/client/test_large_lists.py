@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from controller import client_fixture as given
 from controller.client.test_client import write_config
 from elasticjob_operator.api import names
-from elasticjob_operator.client import Client, Happening, Pod, listing
+from elasticjob_operator.client import Client, Happening, Pod, listing, rules
 from elasticjob_operator.client.model import cut_event, cut_pod, summarize
 from elasticjob_operator.client.samples import take_sample
 from elasticjob_operator.dashboard import jobpage, listpage
@@ -138,3 +140,53 @@ def test_of_an_event_is_kept_what_is_read_of_it(more: dict[str, Any]) -> None:
     assert Happening.parse(kept) == Happening.parse(raw)
     assert kept["involvedObject"] == {"kind": "Pod", "name": "digits-worker-0", "uid": "u"}
     assert len(json.dumps(kept)) < 6000
+
+
+async def answer_events(request: web.Request) -> web.StreamResponse:
+    """Two that tell a size among very many that somebody else has written."""
+    begin, limit, count = int(request.query.get("continue") or 0), int(request.query["limit"]), 6000
+    end = min(count, begin + limit)
+    items = []
+    for number in range(begin, end):
+        about = {"kind": "ElasticJob", "name": f"j{number}", "uid": f"u{number}"}
+        noise = {
+            "involvedObject": about,
+            "reason": "Noise",
+            "message": "x" * 4000,
+            "lastTimestamp": given.GENERATION_TIME,
+        }
+        items.append(noise)
+        if number in (1, count - 1):
+            size = "generation 1 with 4 pods: the job starts" + "x" * 4000
+            items.append(noise | {"reason": "WorldFormed", "message": size})
+    more = {"continue": str(end)} if end < count else {}
+    return web.json_response({"metadata": {"resourceVersion": "7", **more}, "items": items})
+
+
+async def test_of_the_events_of_a_namespace_only_sizes_are_kept(tmp_path: Path) -> None:
+    """A tenant may write as many as fit, each about another job."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer_events)
+    async with TestServer(app) as running:
+        assert running.port is not None
+        async with Client(kubeconfig=str(write_config(tmp_path, running.port))) as client:
+            gc.collect()
+            tracemalloc.start()
+            try:
+                found = await client.sizes()
+                assert tracemalloc.get_traced_memory()[1] < 24_000_000, "a few pages"
+            finally:
+                tracemalloc.stop()
+    assert found is not None and {uid: [p.value for p in sizes] for uid, sizes in found.items()} == {
+        "u1": [4],
+        "u5999": [4],
+    }
+
+
+def test_of_any_number_of_sizes_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MOST_SIZES", 3)
+    newest = rules.NewestSizes()
+    for number in range(9):
+        about = {"kind": "ElasticJob", "name": "j", "uid": f"u{number}"}
+        newest.take({"involvedObject": about, "reason": "Completed", "lastTimestamp": f"2026-01-01T00:00:0{number}Z"})
+    assert sorted(event["involvedObject"]["uid"] for event in newest.found) == ["u6", "u7", "u8"]
