@@ -48,6 +48,9 @@ _WORLD_EVENT: Final = re.compile(
     r"generation (?P<generation>[0-9]{1,16}) (?:from (?P<old>[0-9]{1,16}) to|with) (?P<size>[0-9]{1,16}) pods?"
     r"(?:: (?P<why>.*))?"
 )
+_WORLDS: Final = ("WorldFormed", "WorldChanged")
+_ENDS: Final = ("Completed", "Failed", "Suspended")
+SIZE_REASONS: Final = frozenset({*_WORLDS, *_ENDS})  # of the events from which `read_sizes` reads
 _NOTABLE: Final = frozenset(
     {"MemberLost", "WorkerFailed", "Straggler", "CorruptState", "Failed", "Completed", "Suspended", "Resumed"}
 )
@@ -162,7 +165,7 @@ def read_sizes(events: Iterable[dict[str, Any]]) -> dict[str, tuple[Point, ...]]
 def _worlds_of_events(events: Iterable[Happening]) -> dict[int, World]:
     found: dict[int, World] = {}
     for event in events:
-        match = _WORLD_EVENT.search(event.message) if event.reason in ("WorldFormed", "WorldChanged") else None
+        match = _WORLD_EVENT.search(event.message) if event.reason in _WORLDS else None
         if match:
             generation, size = (numerals.read_count(match[name]) or 0 for name in ("generation", "size"))
             found[generation] = World(generation, event.time, size, match["why"] or "")
@@ -219,8 +222,7 @@ def _sizes(worlds: Sequence[World], samples: Sequence[Sample], events: Sequence[
     starting = {s.generation for s in samples if not s.training and s.phase not in ended}
     points = [Point(w.time, w.size) for w in worlds if w.time is not None and w.generation not in starting]
     points += [Point(s.time, s.world_size if s.training else 0) for s in samples if s.generation or s.world_size]
-    ends = ("Completed", "Failed", "Suspended")
-    points += [Point(h.time, 0) for h in events if h.reason in ends and h.time is not None]
+    points += [Point(h.time, 0) for h in events if h.reason in _ENDS and h.time is not None]
     points.sort(key=lambda p: p.time)
     kept: list[Point] = []
     for point in points:

@@ -20,7 +20,7 @@ from elasticjob_operator.client.connection import Connection
 from elasticjob_operator.client.execute import run_in_pod
 from elasticjob_operator.client.history import Point, read_sizes
 from elasticjob_operator.client.listing import list_all, stream_changes
-from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words, cut_event, cut_pod, whole
+from elasticjob_operator.client.model import Change, Happenings, Job, Jobs, Pod, Pods, Words, cut_pod, whole
 from elasticjob_operator.rest.request import MERGE_PATCH, Request, path_of
 
 _PAUSE: Final = 1.0
@@ -110,27 +110,28 @@ class Client:
     async def sizes(self, name: str | None = None, namespace: str | None = None) -> dict[str, tuple[Point, ...]] | None:
         """The world sizes of every job (or of one) over time, by UID, from events; None if they may not be read."""
         fields = f"involvedObject.kind={names.KIND}" + (f",involvedObject.name={name}" if name else "")
-        path = path_of("v1", "events", self._space(namespace))
+        path, newest = path_of("v1", "events", self._space(namespace)), rules.NewestSizes()
         try:
-            found, _ = await list_all(
-                self.connection, path, "list events", more=(("fieldSelector", fields),), take=cut_event
-            )
+            await list_all(self.connection, path, "list events", more=(("fieldSelector", fields),), take=newest.take)
         except errors.ForbiddenError:
             return None
-        return read_sizes(found)
+        return read_sizes(newest.found)
 
     async def pod_metrics(self, name: str, namespace: str | None = None) -> dict[str, dict[str, str]] | None:
         """The usage of cpu and memory by pod; None if the cluster has no metrics server."""
         path = path_of("metrics.k8s.io/v1beta1", "pods", self._space(namespace))
         try:
-            found, _ = await list_all(self.connection, path, f"metrics of {name}", names.selector(name))
+            found, _ = await list_all(
+                *(self.connection, path, f"metrics of {name}", names.selector(name)),
+                take=lambda raw: (raw["metadata"]["name"], rules.sum_usage(raw)),
+            )
         except (errors.NotFoundError, errors.ForbiddenError):
             return None
         except errors.ClientError as error:
             if "503" in str(error):  # registered, but not available
                 return None
             raise
-        return {raw["metadata"]["name"]: rules.sum_usage(raw) for raw in found}
+        return dict(found)
 
     # --- changing --------------------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ def _why_waiting(entry: dict[str, Any]) -> str:
     return str(((entry.get("state") or {}).get("waiting") or {}).get("reason") or "")
 
 
-def cut_event(raw: dict[str, Any]) -> dict[str, Any]:
+def cut_event(raw: dict[str, Any], message: int = _LONGEST_MESSAGE) -> dict[str, Any]:
     """What a `Happening` reads of the object, and what it is about."""
     subject = _pick(raw.get("involvedObject"), "kind", "name", "uid")
     return {
@@ -171,7 +171,7 @@ def cut_event(raw: dict[str, Any]) -> dict[str, Any]:
         "involvedObject": {field: _shorten(value) for field, value in subject.items()},
         "type": _shorten(raw.get("type")),
         "reason": _shorten(raw.get("reason")),
-        "message": _shorten(raw.get("message"), _LONGEST_MESSAGE),
+        "message": _shorten(raw.get("message"), message),
     }
 
 

@@ -9,11 +9,14 @@ from typing import Any, Final
 
 from elasticjob_operator.api import names
 from elasticjob_operator.client import errors
+from elasticjob_operator.client.history import SIZE_REASONS
 from elasticjob_operator.client.model import Change, Happening, Job, Pod, cut_event, whole
 from elasticjob_operator.rest.errors import decode_watch_error
 from elasticjob_operator.templates import taking
 
 MOST_EVENTS: Final = 2000  # of a job that are kept, and as many of its pods
+MOST_SIZES: Final = 20_000  # events of all jobs of a namespace that tell a size
+MOST_SIZE_MESSAGE: Final = 256  # characters, of which the first tell it
 
 
 def is_met(job: Job, condition: str) -> bool:
@@ -115,27 +118,55 @@ def describe_state(job: Job) -> str:
     return state
 
 
+class _Newest:
+    """The newest of any number of events, as they are cut."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[tuple[float, int, dict[str, Any]]] = []  # a heap, the oldest first
+        self._count = 0
+
+    def push(self, event: dict[str, Any]) -> None:
+        self._count += 1
+        heapq.heappush(self._kept, (Happening.parse(event).time or 0.0, self._count, event))
+        if len(self._kept) > self._most:
+            heapq.heappop(self._kept)
+
+    @property
+    def found(self) -> list[dict[str, Any]]:
+        return [event for _, _, event in self._kept]
+
+
 class NewestEvents:
     """Of the events of a namespace, which may be any number, the newest of one job, and of its pods."""
 
     def __init__(self, name: str) -> None:
         self._name, self._prefix = name, names.pod_name(name, 0)[:-1]
-        self._kept: dict[str, list[tuple[float, int, dict[str, Any]]]] = {}  # by kind: heaps, the oldest first
-        self._count = 0
+        self._kept: dict[str, _Newest] = {}  # by kind
 
     def take(self, raw: dict[str, Any]) -> None:
         subject = raw.get("involvedObject") or {}
-        if not _is_about(subject, self._name, self._prefix):
-            return
-        event, kept = cut_event(raw), self._kept.setdefault(subject["kind"], [])
-        self._count += 1
-        heapq.heappush(kept, (Happening.parse(event).time or 0.0, self._count, event))
-        if len(kept) > MOST_EVENTS:
-            heapq.heappop(kept)
+        if _is_about(subject, self._name, self._prefix):
+            self._kept.setdefault(subject["kind"], _Newest(MOST_EVENTS)).push(cut_event(raw))
 
     @property
     def found(self) -> list[dict[str, Any]]:
-        return [event for kept in self._kept.values() for _, _, event in kept]
+        return [event for kept in self._kept.values() for event in kept.found]
+
+
+class NewestSizes:
+    """Of the events of a namespace, which may be any number, the newest that tell the size of some job."""
+
+    def __init__(self) -> None:
+        self._kept = _Newest(MOST_SIZES)
+
+    def take(self, raw: dict[str, Any]) -> None:
+        if raw.get("reason") in SIZE_REASONS:
+            self._kept.push(cut_event(raw, MOST_SIZE_MESSAGE))
+
+    @property
+    def found(self) -> list[dict[str, Any]]:
+        return self._kept.found
 
 
 def choose_events(found: Sequence[dict[str, Any]], name: str, job: Job | None) -> list[Happening]:
