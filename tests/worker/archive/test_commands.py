@@ -21,6 +21,7 @@ from elasticjob.archive.writing import Leader, Sender
 from elasticjob.diagnose import cli
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.records import CHUNK_BYTES, File, Record
+from elasticjob_operator.text import printable
 from worker.peers.gang import limit_names
 
 pytestmark = pytest.mark.timeout(60)
@@ -142,7 +143,7 @@ def put_manifest(storage: Storage, number: int, said: Mapping[str, object]) -> N
 
 def test_what_an_archive_of_somebody_else_says_commands_no_terminal(storage: Storage) -> None:
     """In a process of its own, whose log nobody else shows."""
-    evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\u202e\x9b2J"
+    evil = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\u202e\x9b2J\u3164\ufe00\U000e0100"
     record = {"generation": 0, "number": 1, "shared": False, "files": {}}
     good = {"version": 1, "job": "j", "step": 7, "time": evil, "objects": [], "record": record}
     put_manifest(storage, 1, good)
@@ -154,6 +155,12 @@ def test_what_an_archive_of_somebody_else_says_commands_no_terminal(storage: Sto
     assert "is of version" in done.stderr and "no file" in done.stderr
     for text in (done.stdout, done.stderr):
         assert all(letter.isprintable() for letter in text.replace("\n", "")) and len(text) < 5000
+        assert not set("\u3164\ufe00\U000e0100") & set(text), "nobody sees these"
+
+
+def test_no_character_of_an_archive_is_shown_that_the_operator_hides() -> None:
+    shown = {chr(code) for code in range(sys.maxunicode + 1) if commands._printable(chr(code)) == chr(code)}
+    assert {letter for letter in shown if printable(letter) != letter} == set()
 
 
 def test_a_command_names_its_own_option_where_the_keys_are_missing(
