@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,10 @@ from elasticjob.peers.records import File, Record
 
 _MOST_TOLD: Final = 1000  # characters of a line
 _DELETIONS: Final = 16  # between two looks whether somebody has taken over
+# What Python calls printable, and nobody sees: fillers, and selectors of variants but those of emoji.
+_UNSEEN: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0d\uffa0\U000e0100-\U000e01ef]"
+)
 _PACKS: Final = 16  # objects of small files that are kept in memory, of 8 MiB at most
 
 
@@ -227,8 +232,9 @@ def _delete_all(storage: Storage, note: str, names: Sequence[str]) -> None:
 
 
 def _printable(text: str) -> str:
-    """What an archive of somebody else says, in one line that no terminal obeys."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_MOST_TOLD])
+    """What an archive of somebody else says, in one line that no terminal obeys, and of which everything is seen."""
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_MOST_TOLD])
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
 class _Formatter(logging.Formatter):
