@@ -62,6 +62,8 @@ def test_a_pod_of_a_world_reads_its_share() -> None:
     shares = [list(layout.share_of(objects, rank, 3)) for rank in range(3)]
     assert sorted(one.name for share in shares for one in share) == sorted(one.name for one in objects)
     assert sorted(map(len, shares)) == [3, 3, 4]
+    owners = layout.find_owners(reversed(objects), 3)
+    assert owners == {digest: rank for rank in range(3) for one in shares[rank] for digest, _ in one.chunks}
 
 
 def make(number: int, *objects: Object, files: Mapping[str, File] | None = None) -> Save:

@@ -249,3 +249,9 @@ def share_of(objects: Iterable[Object], rank: int, size: int) -> Iterator[Object
     for index, one in enumerate(sorted(objects, key=lambda one: one.name)):
         if index % size == rank:
             yield one
+
+
+def find_owners(objects: Iterable[Object], size: int) -> dict[str, int]:
+    """The rank of `size` that reads each chunk for all, as `share_of` has it."""
+    ordered = sorted(objects, key=lambda one: one.name)
+    return {digest: index % size for index, one in enumerate(ordered) for digest, _ in one.chunks}

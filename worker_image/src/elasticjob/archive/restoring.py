@@ -116,12 +116,7 @@ class Reader:
         self._places = layout.locate(save.objects)
         self._wanted = layout.find_sizes(record.files).keys()
         self._mine = list(layout.share_of(save.objects, rank, size))
-        self._owners = {
-            digest: owner
-            for owner in range(size)
-            for one in layout.share_of(save.objects, owner, size)
-            for digest, _ in one.chunks
-        }
+        self._owners = layout.find_owners(save.objects, size)
         self._ahead: Ahead[str, bytes] = Ahead(self._read_chunk, ())
 
     def find_owner(self, digest: str) -> int:
