@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from dashboard.conftest import job, pod, visiting
-from dashboard.fake_api import FakeApi
+from dashboard.fake_api import FakeApi, served
+from elasticjob_operator.client import Client
 from elasticjob_operator.dashboard import streams
 from elasticjob_operator.dashboard.server import Dashboard
 
@@ -242,3 +245,50 @@ async def test_one_viewer_leaves_places_to_others(shown: tuple[Dashboard, str]) 
             assert refused.status == 503 and "Close some" in await refused.text()
         async with session.get(f"{base}/events", headers=other) as answer:
             assert answer.status == 200
+
+
+class SlowApi(FakeApi):
+    """Its lists of pods and events wait until they may be answered, and it counts how many do at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = self.most = 0
+        self.may_answer, self.changed = asyncio.Event(), asyncio.Condition()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith(("/pods", "/events")):
+            async with self.changed:
+                self.waiting += 1
+                self.most = max(self.most, self.waiting)
+                self.changed.notify_all()
+            await self.may_answer.wait()
+            self.waiting -= 1
+        return await super().answer(request)
+
+
+async def test_pages_that_are_loaded_at_once_read_the_cluster_in_turns(tmp_path: Path) -> None:
+    """Each list holds megabytes, as many as there are events of the namespace."""
+    api = SlowApi()
+    api.put(job())
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            Client(kubeconfig=await stack.enter_async_context(served(api, tmp_path)))
+        )
+        address = await stack.enter_async_context(Dashboard(client, all_namespaces=True).serve("127.0.0.1", 0))
+        base, session = address.partition("/?")[0], await stack.enter_async_context(visiting())
+        await session.get(address)
+
+        async def load(who: str) -> int:
+            async with session.get(f"{base}/jobs/default/digits", headers={"X-Forwarded-For": who}) as answer:
+                return answer.status
+
+        greedy = [asyncio.create_task(load("10.0.0.1")) for _ in range(40)]
+        async with asyncio.timeout(PATIENCE):
+            refused = [await done for done in itertools.islice(asyncio.as_completed(greedy), 24)]
+            other = asyncio.create_task(load("10.0.0.2"))
+            async with api.changed:
+                await api.changed.wait_for(lambda: api.waiting >= 6)
+            api.may_answer.set()
+            assert refused == [503] * 24 and await other == 200
+            assert sorted(await asyncio.gather(*greedy)) == [200] * 16 + [503] * 24
+    assert api.most == 6, "two of one viewer, of pods and of events, and one of the other"
