@@ -11,7 +11,7 @@ from elasticjob.peers import transport
 from elasticjob_operator.api import bounds, podtemplate, wire
 from elasticjob_operator.apply import events
 from elasticjob_operator.client import logs
-from elasticjob_operator.dashboard import streams
+from elasticjob_operator.dashboard import looking, server, streams
 from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, store
 from elasticjob_operator.kube import client, job_room
@@ -76,6 +76,9 @@ LIMITS = {
     "modules of a script whose imports are made before its workers start": leading.MAX_FILES,
     "streams of a dashboard": streams.MOST_STREAMS,
     "streams of one viewer of a dashboard": streams.MOST_OF_ONE,
+    "pages of jobs that a dashboard makes at the same time": server.MOST_PAGES,
+    "pages of jobs of one viewer that it makes at the same time": server.MOST_PAGES_OF_ONE,
+    "jobs whose pods and events a dashboard reads at the same time": looking.MOST_LOOKS,
     "pods whose logs all streams of a dashboard read": streams.MOST_PODS_IN_ALL,
     "bytes of lines of a log that wait for a viewer of a dashboard": streams.LOG_BYTES,
     "bytes of a line of a log": logs.MOST_LINE,

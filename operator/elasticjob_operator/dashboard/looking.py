@@ -9,16 +9,21 @@ from typing import Final, TypeVar
 
 from elasticjob_operator.client import Client, ClientError
 from elasticjob_operator.dashboard.jobpage import Seen
+from elasticjob_operator.kube.fair_queue import Slots
 
 T = TypeVar("T")
 
+MOST_LOOKS: Final = 4  # at the same time, for all pages: each holds a page of pods and one of events ...
+MOST_LOOKS_OF_ONE: Final = 2  # ... and of one viewer, who may have a namespace in which there is much to read
 _LEAST_PAUSE: Final = 2.0
 _SHARE: Final = 10  # reading takes at most this part of the time
 
 
 class Looker:
-    def __init__(self, client: Client, namespace: str, name: str) -> None:
+    def __init__(self, client: Client, namespace: str, name: str, turns: Slots, viewer: str) -> None:
+        """`turns`: of all that look, by viewer."""
         self.seen = Seen()
+        self._turns, self._who = turns, (viewer, f"{namespace}/{name}")
         self._client = client
         self._namespace = namespace
         self._name = name
@@ -31,9 +36,18 @@ class Looker:
 
     async def look(self) -> None:
         """Read the pods and events, unless that was done a moment ago. What cannot be read is said in words."""
-        begin = time.monotonic()
-        if begin < self._due:
+        if time.monotonic() < self._due:
             return
+        await self._turns.acquire(self._who)
+        begin = time.monotonic()
+        try:
+            self.seen = await self._read()
+        finally:
+            self._turns.release(self._who)
+        took = time.monotonic() - begin
+        self._due = time.monotonic() + max(_LEAST_PAUSE, took * _SHARE)
+
+    async def _read(self) -> Seen:
         problems: dict[str, str] = {}
 
         async def read(what: str, found: Awaitable[T]) -> T | None:
@@ -47,6 +61,4 @@ class Looker:
             read("pods", self._client.pods(self._name, self._namespace)),
             read("events", self._client.events(self._name, self._namespace)),
         )
-        self.seen = Seen(pods, events, problems)
-        took = time.monotonic() - begin
-        self._due = time.monotonic() + max(_LEAST_PAUSE, took * _SHARE)
+        return Seen(pods, events, problems)

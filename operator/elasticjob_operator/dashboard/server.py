@@ -18,9 +18,11 @@ from elasticjob_operator.client import Client, ClientError, ForbiddenError, Inva
 from elasticjob_operator.client.model import summarize
 from elasticjob_operator.dashboard import guard, jobpage, listpage, shell
 from elasticjob_operator.dashboard.board import Board
-from elasticjob_operator.dashboard.looking import Looker
+from elasticjob_operator.dashboard.looking import MOST_LOOKS, MOST_LOOKS_OF_ONE, Looker
+from elasticjob_operator.dashboard.places import Places, viewer
 from elasticjob_operator.dashboard.streams import Streams, number
 from elasticjob_operator.html_report import STYLE
+from elasticjob_operator.kube.fair_queue import Slots
 from elasticjob_operator.rest import http_log
 from elasticjob_operator.text import printable
 
@@ -30,6 +32,8 @@ _FORM_BYTES: Final = 16 * 1024
 MOST_CONNECTIONS: Final = 256  # more than the streams and what browsers keep; each takes an open file
 SILENT_SECONDS: Final = 75.0  # longer than proxies keep a connection without a request
 FORM_SECONDS: Final = 10.0
+MOST_PAGES: Final = 64  # of jobs that are made at a time: each reads the cluster ...
+MOST_PAGES_OF_ONE: Final = 16  # ... and of one viewer
 _ASSETS: Final = {"dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -43,6 +47,8 @@ class Dashboard:
         self._all_namespaces = all_namespaces
         self._access = access or guard.Access()
         self._port = 0
+        self._pages = Places(MOST_PAGES, MOST_PAGES_OF_ONE)
+        self._turns = Slots(MOST_LOOKS, share=MOST_LOOKS_OF_ONE)  # of looks
         self._busy: set[web.RequestHandler] = set()  # connections whose request is being answered
         folder = resources.files(__package__) / "assets"
         self._assets = {name: ((folder / name).read_bytes(), kind) for name, kind in _ASSETS.items()}
@@ -52,7 +58,7 @@ class Dashboard:
     @contextlib.asynccontextmanager
     async def serve(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve while the context lasts; yields the address with its token. Raises OSError for a port in use."""
-        streams = Streams(self._client, self.board, self._find, self._regions)
+        streams = Streams(self._client, self.board, self._find, self._regions, self._turns)
         app = web.Application(middlewares=[self._guard], client_max_size=_FORM_BYTES)
         app.add_routes(
             [
@@ -192,10 +198,11 @@ class Dashboard:
         return response
 
     async def _job(self, request: web.Request) -> web.Response:
-        await self._until_listed()
-        job = self._find(request)
-        looker = Looker(self._client, job.namespace, job.name)
-        await looker.look()
+        with self._pages.take(request):
+            await self._until_listed()
+            job = self._find(request)
+            looker = Looker(self._client, job.namespace, job.name, self._turns, viewer(request))
+            await looker.look()
         regions = self._regions(request, job, looker.seen)
         main = jobpage.build_job(job.namespace, job.name, regions, rank=request.query.get("rank", ""))
         stream = f"{request.rel_url.raw_path}/events?{request.query_string}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
@@ -18,14 +17,16 @@ from elasticjob_operator.dashboard import guard, listpage, shell
 from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.jobpage import Seen
 from elasticjob_operator.dashboard.looking import Looker
+from elasticjob_operator.dashboard.places import Places, viewer
 from elasticjob_operator.html_report import escape
+from elasticjob_operator.kube.fair_queue import Slots
 from elasticjob_operator.text import printable
 from elasticjob_operator.view import words
 
 _PAUSE: Final = 0.5  # between two messages of a stream
 _BEAT: Final = 10.0  # a stream says something at least as often
 MOST_STREAMS: Final = 64
-MOST_OF_ONE: Final = 16  # streams of one viewer, so that nobody takes the page from all others
+MOST_OF_ONE: Final = 16  # of one viewer
 MOST_PODS: Final = 32  # whose logs one stream reads: each is a connection to the API server
 MOST_PODS_IN_ALL: Final = 256  # of all streams, of which one gets half of what is left, and at least one
 _LOG_TAIL: Final = 1000
@@ -42,28 +43,23 @@ class Streams:
         board: Board,
         find: Callable[[web.Request], Job],
         build: Callable[[web.Request, Job, Seen], dict[str, str]],
+        turns: Slots,
     ) -> None:
         self._client = client
+        self._turns = turns  # of looks
         self._board = board
         self._find = find
         self._regions = build
-        self._open: Counter[str] = Counter()  # streams by viewer
+        self._places = Places(MOST_STREAMS, MOST_OF_ONE)
         self._followed = 0  # pods whose logs they may read
 
     @contextlib.asynccontextmanager
     async def _stream(self, request: web.Request) -> AsyncIterator[web.StreamResponse]:
-        who = viewer(request)
-        if self._open[who] >= MOST_OF_ONE or self._open.total() >= MOST_STREAMS:
-            raise web.HTTPServiceUnavailable(text="Too many pages are open. Close some.")
-        self._open[who] += 1
-        try:
+        with self._places.take(request):
             headers = {**guard.HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
             response = web.StreamResponse(headers=headers)
             await response.prepare(request)
             yield response
-        finally:
-            self._open[who] -= 1
-            self._open += Counter()  # forget who has none
 
     async def send_jobs(self, request: web.Request) -> web.StreamResponse:
         query, page = request.query.get("q", ""), number(request, "page", 1)
@@ -93,7 +89,7 @@ class Streams:
 
     async def send_job(self, request: web.Request) -> web.StreamResponse:
         job = self._find(request)
-        looker = Looker(self._client, job.namespace, job.name)
+        looker = Looker(self._client, job.namespace, job.name, self._turns, viewer(request))
         sent: dict[str, str] = {}
         async with self._stream(request) as response:
             await looker.look()
@@ -168,11 +164,6 @@ def _most_pods(job: Job) -> int:
     """How many pods one stream reads at most: twice those of a small job, some of which others may be replacing."""
     sizes = (job.status.replicas, MOST_PODS if job.spec is None else job.spec.max_replicas)
     return min(MOST_PODS, 2 * max(sizes))
-
-
-def viewer(request: web.Request) -> str:
-    """Who asks: the address that the proxy before us has appended, or else that of the connection."""
-    return request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or request.remote or ""
 
 
 async def _take(lines: LineQueue[str], reading: asyncio.Task[None]) -> list[str]:
