@@ -295,6 +295,8 @@ def test_time_limits_of_slurm(text: str, seconds: int) -> None:
         ),
         pytest.param("#SBATCH -c 0\ntorchrun a.py", "#SBATCH --cpus-per-task=0: must be a number above 0", id="cpus"),
         pytest.param("#SBATCH --mem=lots\ntorchrun a.py", "#SBATCH --mem=lots: must be", id="memory"),
+        pytest.param("#SBATCH -t 30000-0\ntorchrun a.py", "must be less than 68 years", id="a long time"),
+        pytest.param("#SBATCH -t 99999999999999999999-23\ntorchrun a.py", "must be minutes", id="a longer time"),
         pytest.param("#SBATCH -t soon\ntorchrun a.py", "#SBATCH --time=soon: must be minutes", id="time"),
         pytest.param(
             "#SBATCH --comment 'x\ntorchrun a.py", "line 1: cannot be read: No closing quotation", id="quotes"
