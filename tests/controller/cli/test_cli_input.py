@@ -29,10 +29,20 @@ i: [*h, *h, *h, *h, *h, *h, *h, *h, *h, *h]
 """
 
 
+MERGES = f"""
+a: &a {{k: 1}}
+b: &b {{<<: [{", ".join(["*a"] * 60)}]}}
+c: &c {{<<: [{", ".join(["*b"] * 60)}]}}
+d: &d {{<<: [{", ".join(["*c"] * 60)}]}}
+"""  # 216,000 times the one pair, and one more line would be 13 millions
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        pytest.param(MERGES, "has more than 100000 values after expanding aliases (*name)", id="merges"),
         pytest.param(LAUGHS, "has more than 100000 values after expanding aliases (*name)", id="laughs"),
+        pytest.param(f"a: &a {'x' * 90_000}\nb: [{'*a, ' * 400}*a]", "has more than 16777216 bytes after", id="texts"),
         pytest.param("a: &a [*a]", "has more than 100000 values", id="itself"),
         pytest.param(f"a: &a [{'x, ' * 2_000}x]\nb: [{'*a, ' * 2_000}*a]", "has more than 100000 values", id="square"),
         pytest.param("a: " + "[" * 80 + "]" * 80, "is nested 81 levels deep; the limit is 64", id="deep"),
@@ -50,6 +60,55 @@ def test_a_file_that_would_fill_the_memory_is_refused(
     assert said.out == ""
     assert told in said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        pytest.param("9" * 5000, "a number of 5000 characters", id="digits"),
+        pytest.param("1" + ":0" * 3000, "a number of 6001 characters", id="sixties"),
+        pytest.param("!!int x", "no int (invalid literal", id="no int"),
+        pytest.param("!!int ''", "no int (", id="no digit"),
+        pytest.param("!!bool x", "no bool (", id="no bool"),
+        pytest.param("!!float x", "no float (", id="no float"),
+        pytest.param("!!timestamp x", "a value of 'timestamp', which JSON does not have", id="time"),
+        pytest.param("!!binary aGk=", "a value of 'binary', which JSON does not have", id="bytes"),
+        pytest.param("!!set {x}", "a value of 'set', which JSON does not have", id="set"),
+    ],
+)
+@pytest.mark.parametrize("command", [("convert",), ("submit", "--dry-run", "-o", "json")])
+def test_a_value_of_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], value: str, told: str
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"kind: ElasticJob\na: {value}\n")
+    assert run([*command, "-f", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and f"is not valid YAML: {told}" in said.err and "line 2" in said.err
+
+
+@pytest.mark.parametrize("day", ["2026-01-01", "2026-99-99", "2026-01-01T25:00:00Z"])
+def test_what_looks_like_a_date_is_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], day: str) -> None:
+    manifest = given.manifest()
+    manifest["metadata"]["annotations"] = {"day": "DAY"}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest).replace("DAY", day))
+    assert run(["submit", "-f", str(path), "--dry-run", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metadata"]["annotations"] == {"day": day}
+
+
+def test_a_text_within_a_file_has_the_bounds_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {
+        "entrypoint": "python a.py",
+        "runtimeEnvYAML": LAUGHS,
+        "rayClusterSpec": {"headGroupSpec": {"template": {}}},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        yaml.safe_dump({"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}, "spec": spec})
+    )
+    assert run(["convert", "-f", str(path)]) == 2
+    assert "spec.runtimeEnvYAML: has more than 100000 values" in capsys.readouterr().err
 
 
 def test_a_misspelt_field_is_named_before_anything_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
