@@ -37,8 +37,8 @@ class Size:
     bytes: int
 
 
-def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
-    """Measure a value level by level. Stops at `most_values` values; the other numbers are then too small.
+def measure(value: Any, most_values: int = MOST_VALUES, most_bytes: int | None = None) -> Size:
+    """Measure a value level by level. Stops at `most_values` values or `most_bytes`; other numbers are then too small.
 
     The function is iterative, and terminates for a value that contains itself.
     """
@@ -60,6 +60,8 @@ def measure(value: Any, most_values: int = MOST_VALUES) -> Size:
                 level.extend(one)
             if values + len(level) > most_values:  # with YAML aliases, one list may occur a thousand times
                 return Size(depth, values + len(level), size)
+        if most_bytes is not None and size + sum(map(len, texts)) > most_bytes:  # one text a thousand times, likewise
+            return Size(depth, values, size + sum(map(len, texts)))
         size += 2 * len(texts) + len("".join(texts).encode(errors="replace"))
         depth += bool(containers)
     return Size(depth, values, size)

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import yaml
 
-from elasticjob_operator.api import bounds
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
 from elasticjob_operator.client import Client, Job
-
-MOST_VALUES: Final = 100_000  # in one document of a file
+from elasticjob_operator.client.documents import DocumentError, load_documents
 
 
 def read_manifest(path: str, name: str | None) -> dict[str, Any]:
@@ -44,20 +41,9 @@ def read_documents(path: str) -> list[dict[str, Any]]:
 def parse_documents(text: str, path: str) -> list[dict[str, Any]]:
     """The YAML or JSON objects in the text of a file, and those in its lists. Raises Misuse if they cannot be read."""
     try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-        sizes = [bounds.measure(document, MOST_VALUES) for document in documents]
-    except yaml.YAMLError as error:
-        raise common.Misuse(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise common.Misuse(f"{path}: is nested too deeply to be parsed") from None
-    for size in sizes:
-        if size.values > MOST_VALUES:
-            raise common.Misuse(
-                f"{path}: has more than {MOST_VALUES} values after expanding aliases (*name): "
-                "remove what is not needed, or split the file"
-            )
-        if size.depth > bounds.MOST_DEPTH:
-            raise common.Misuse(f"{path}: is nested {size.depth} levels deep; the limit is {bounds.MOST_DEPTH}")
+        documents = load_documents(text)
+    except DocumentError as error:
+        raise common.Misuse(f"{path}: {error}") from None
     documents = [one for document in documents for one in _list_items(document)]
     if any(not isinstance(d, dict) for d in documents):
         raise common.Misuse(f"{path}: has a document that is not an object: use the YAML of a job")

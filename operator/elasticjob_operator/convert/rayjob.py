@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import yaml
-
+from elasticjob_operator.client.documents import DocumentError, load_documents
 from elasticjob_operator.convert import commands, launcher, pods
 from elasticjob_operator.convert.draft import ConversionError, Draft, Source
 
@@ -102,10 +101,12 @@ def _fill_sizes(draft: Draft, group: Source) -> None:
 def _take_runtime(draft: Draft, source: Source) -> None:
     text = source.take_text("runtimeEnvYAML")
     try:
-        values = yaml.safe_load(text) if text else {}
-    except (yaml.YAMLError, RecursionError):
-        raise ConversionError("spec.runtimeEnvYAML: is not valid YAML") from None
-    runtime = Source(values, "spec.runtimeEnvYAML", draft)
+        documents = load_documents(text)
+    except DocumentError as error:
+        raise ConversionError(f"spec.runtimeEnvYAML: {error}") from None
+    if len(documents) > 1:
+        raise ConversionError(f"spec.runtimeEnvYAML: must be one document, not {len(documents)}")
+    runtime = Source(documents[0] if documents else {}, "spec.runtimeEnvYAML", draft)
     for name, value in runtime.part("env_vars").values.items():
         commands.add_variable(draft, str(name), str(value))
     runtime.drop(
