@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -196,6 +197,14 @@ def test_rules_are_tried_on_a_log(cli: Run, tmp_path: Path) -> None:
     ]
     log.write_text("step 1\n")
     assert cli("rules", "test", str(log), "-f", str(manifest))[1] == "no rule would have fired\n"
+
+
+def test_a_log_on_stdin_may_have_any_bytes(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(given.manifest(health={"rules": RULES[:1]})))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n\xffECC error\n"), encoding="utf-8"))
+    code, out, _ = cli("rules", "test", "-", "-f", str(manifest))
+    assert code == 0 and "line 2" in out
 
 
 @pytest.mark.parametrize(
