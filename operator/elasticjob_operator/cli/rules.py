@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ def _rules_of(manifest: str | None, job: Job | None) -> Sequence[api.HealthRule]
 
 def _replay_log(wanted: Sequence[api.HealthRule], target: str) -> replay.Replay:
     if target == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a script may write any bytes
         return replay.replay_lines(wanted, sys.stdin)
     try:
         with Path(target).open(errors="replace") as file:
