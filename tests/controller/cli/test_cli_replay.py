@@ -14,6 +14,7 @@ from controller import client_fixture as given
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.chaos import NONE_FOUND
 from elasticjob_operator.cli.launch.following import follow_job
+from elasticjob_operator.cli.read import Watcher
 from elasticjob_operator.cli.root import run
 from elasticjob_operator.client import Change, Client, Job, Line, NotFoundError, Pod
 from elasticjob_operator.client.execute import ExecUnavailableError
@@ -235,3 +236,22 @@ def test_rules_are_tried_on_the_reports_that_a_job_keeps(
     out = capsys.readouterr().out
     assert "High has fired 1 times, the last time at 2026-01-01T00:20:03Z: rank 0: loss is 9, above 5" in out
     assert "step 20" in out and "loss is 9, above 5" in out
+
+
+async def test_changes_that_are_no_news_take_no_memory_of_a_live_view() -> None:
+    """Whoever may write a job may change an annotation of it a hundred times a second."""
+    same = [Change("MODIFIED", job(phase="Running")) for _ in range(3000)]
+    watcher = Watcher(cast(Client, Replay(*same)), "digits", "Complete")
+    await watcher._follow_job()
+    assert len(watcher._samples) == 1
+
+
+async def test_of_very_many_samples_a_live_view_keeps_some() -> None:
+    changes = []
+    for step in range(4000):
+        progress = {"step": step, "totalSteps": 5000, "lastUpdateTime": given.GENERATION_TIME}
+        changes.append(Change("MODIFIED", job(progress=progress)))
+    watcher = Watcher(cast(Client, Replay(*changes)), "digits", "Complete")
+    await watcher._follow_job()
+    assert 500 < len(watcher._samples) <= 2000
+    assert watcher._samples[-1].step == 3999
