@@ -14,9 +14,9 @@ import pytest
 from dashboard.conftest import job, pod
 from elasticjob_operator import dashboard
 from elasticjob_operator.client import Change, Happening, Job, Pod
-from elasticjob_operator.client.samples import Sample, take_sample
+from elasticjob_operator.client.samples import Sample, take_sample, thin
 from elasticjob_operator.dashboard import guard, jobpage, listpage
-from elasticjob_operator.dashboard.board import Board, thin
+from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.html_report import STYLE
 
 NOW = 1_767_225_600.0 + 90

@@ -24,6 +24,7 @@ from elasticjob_operator.view import details, tables
 
 _POD_SECONDS: Final = 2.0
 _REFRESH_SECONDS: Final = 0.5
+_MOST_WEIGHT: Final = 1000  # of the samples that a live view shows
 
 
 @click.command("list")
@@ -232,11 +233,19 @@ class Watcher:
                 if change.type == "DELETED":
                     return None
                 self._job = change.job
-                before = self._samples[-1] if self._samples else None
-                self._samples.append(past.take_sample(change.job, time.time(), before))
+                self._keep(change.job)
                 if is_met(change.job, self._condition):
                     return change.job
         return self._job
+
+    def _keep(self, job: Job) -> None:
+        before = self._samples[-1] if self._samples else None
+        sample = past.take_sample(job, time.time(), before)
+        if not past.is_news(before, sample):
+            return  # somebody may change an annotation a hundred times a second
+        self._samples.append(sample)
+        if len(self._samples) > 2 * _MOST_WEIGHT:
+            self._samples = past.thin(self._samples, _MOST_WEIGHT)
 
     async def _follow_pods(self) -> None:
         """Pods are looked at now and then: the world itself comes with the job."""

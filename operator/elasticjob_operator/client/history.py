@@ -22,6 +22,7 @@ from elasticjob_operator.client.samples import (
     is_news,
     read_recording,
     take_sample,
+    thin,
 )
 from elasticjob_operator.history import moments
 from elasticjob_operator.history.moments import Moment
@@ -42,6 +43,7 @@ __all__ = [
     "read_recording",
     "read_sizes",
     "take_sample",
+    "thin",
 ]
 
 _WORLD_EVENT: Final = re.compile(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from elasticjob_operator import api
@@ -114,3 +116,37 @@ def is_news(before: Sample | None, after: Sample) -> bool:
         return True
     clock = {"time", "training_seconds", "lost_seconds", "members", "members_of"}
     return any(getattr(before, f.name) != getattr(after, f.name) for f in fields(Sample) if f.name not in clock)
+
+
+def weigh(sample: Sample) -> int:
+    """How much memory a sample takes, in small samples."""
+    return 1 + len(sample.members) // 8 + (len(sample.metrics) + len(sample.lost)) // 8
+
+
+def thin(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """Drop samples until the rest weighs at most `limit`: every second one between changes of the world, then the
+    oldest. The last one stays, if need be without its members.
+    """
+    kept = list(samples)
+    while sum(map(weigh, kept)) > limit:
+        fewer = [
+            sample
+            for i, sample in enumerate(kept)
+            if i % 2 == 0 or i == len(kept) - 1 or _is_turn(kept[i - 1], sample) or _is_turn(sample, kept[i + 1])
+        ]
+        if len(fewer) == len(kept):
+            return _keep_latest(kept, limit)
+        kept = fewer
+    return kept
+
+
+def _keep_latest(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    weights = itertools.accumulate(map(weigh, reversed(samples)))
+    count = sum(1 for weight in weights if weight <= limit)
+    return list(samples[-count:]) if count else [replace(samples[-1], members=[])]
+
+
+def _is_turn(before: Sample, after: Sample) -> bool:
+    return bool(after.members) or (before.generation, before.training, before.phase, before.world_size) != (
+        (after.generation, after.training, after.phase, after.world_size)
+    )

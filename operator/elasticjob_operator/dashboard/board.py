@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from elasticjob_operator.client import Change, Job
-from elasticjob_operator.client.samples import Sample, is_news, take_sample
+from elasticjob_operator.client.samples import Sample, is_news, take_sample, thin, weigh
 from elasticjob_operator.dashboard.listpage import Row, View, build_row, select
 
 _MOST: Final = 60_000  # weight of the samples of all jobs: about 40 MB
@@ -112,37 +110,3 @@ class Board:
     def _count(self, uid: str, weight: int) -> None:
         self._weight += weight - self._weights.get(uid, 0)
         self._weights[uid] = weight
-
-
-def weigh(sample: Sample) -> int:
-    """How much memory a sample takes, in small samples."""
-    return 1 + len(sample.members) // 8 + (len(sample.metrics) + len(sample.lost)) // 8
-
-
-def thin(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    """Drop samples until the rest weighs at most `limit`: every second one between changes of the world, then the
-    oldest. The last one stays, if need be without its members.
-    """
-    kept = list(samples)
-    while sum(map(weigh, kept)) > limit:
-        fewer = [
-            sample
-            for i, sample in enumerate(kept)
-            if i % 2 == 0 or i == len(kept) - 1 or _is_turn(kept[i - 1], sample) or _is_turn(sample, kept[i + 1])
-        ]
-        if len(fewer) == len(kept):
-            return _keep_latest(kept, limit)
-        kept = fewer
-    return kept
-
-
-def _keep_latest(samples: Sequence[Sample], limit: int) -> list[Sample]:
-    weights = itertools.accumulate(map(weigh, reversed(samples)))
-    count = sum(1 for weight in weights if weight <= limit)
-    return list(samples[-count:]) if count else [replace(samples[-1], members=[])]
-
-
-def _is_turn(before: Sample, after: Sample) -> bool:
-    return bool(after.members) or (before.generation, before.training, before.phase, before.world_size) != (
-        (after.generation, after.training, after.phase, after.world_size)
-    )
