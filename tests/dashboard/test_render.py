@@ -81,6 +81,24 @@ def test_rows_are_found_by_all_words_and_come_in_pages() -> None:
     assert set(changed) == {rows[1].id, rows[2].id}
 
 
+class Searched(str):
+    """A text that counts how often somebody looks for a word in it."""
+
+    times = 0
+
+    def __contains__(self, word: object) -> bool:
+        Searched.times += 1
+        return True
+
+
+def test_no_filter_costs_more_than_a_person_writes() -> None:
+    rows = [listpage.Row("i", ("n", "j", "u"), Searched("n j running"), "")]
+    listpage.select(rows, " ".join(f"{number:x}" for number in range(2000)), 1)
+    assert 10 < Searched.times <= 100
+    listpage.select(rows, "a " * 4000, 1)
+    assert Searched.times <= 101, "the same word, once"
+
+
 def test_pages_are_linked_with_the_filter() -> None:
     rows = [listpage.build_row(Job.parse(job(f"job-{i}")), NOW) for i in range(1000)]
     links = listpage.build_pages(listpage.select(rows, "", 10), 'a b"&')
