@@ -14,6 +14,7 @@ from elasticjob_operator.html_report import build_table, escape
 from elasticjob_operator.view import words
 
 PAGE_ROWS: Final = 50
+MOST_QUERY: Final = 200  # characters: each stream looks for all its words in all rows, whenever one has changed
 _COLUMNS: Final = ("Namespace", "Name", "Phase", "Pods", "Wanted", "Generation", "Progress", "Goodput", "Age")
 
 
@@ -38,7 +39,7 @@ class View:
 
 def select(rows: Sequence[Row], query: str, page: int) -> View:
     """The page of the rows that contain every word of the query. A page that does not exist is the nearest one."""
-    wanted = query.lower().split()
+    wanted = set(query[:MOST_QUERY].lower().split())
     found = [row for row in rows if all(word in row.text for word in wanted)] if wanted else rows
     pages = max(1, -(-len(found) // PAGE_ROWS))
     page = min(max(1, page), pages)
@@ -83,7 +84,8 @@ def build_list(view: View, query: str, problem: str) -> str:
     return (
         "<h1>Jobs</h1>"
         '<form role="search" method="get" action="/" id="filter"><label for="q">Filter by namespace, name or phase'
-        f'</label><input id="q" name="q" type="search" value="{escape(query)}" autocomplete="off" spellcheck="false">'
+        f'</label><input id="q" name="q" type="search" value="{escape(query)}" autocomplete="off" spellcheck="false" '
+        f'maxlength="{MOST_QUERY}">'
         "<button>Filter</button></form>"
         f'<div id="problem">{shell.build_problem(problem)}</div>'
         f'<p id="count" role="status">{count_text(view)}</p>'
