@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -134,6 +135,19 @@ def test_a_file_that_changes_is_not_sent(
     assert cli.main(["archive", "push", storage.url, str(source)]) == 1
     assert "is not in this" in capsys.readouterr().err
     assert not reading.find_saves(storage)
+
+
+def test_a_save_that_does_not_fit_is_not_begun(
+    source: Path, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest of a megabyte can name one chunk so often that it fills any disk."""
+    commands.push(storage, source)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=CHUNK_BYTES))
+    assert cli.main(["archive", "pull", storage.url, str(tmp_path / "pulled")]) == 1
+    size = sum(map(len, FILES.values()))
+    assert f"{tmp_path} has {CHUNK_BYTES} bytes left, and the save {size}: name a folder" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*pulled*"))
 
 
 def put_manifest(storage: Storage, number: int, said: Mapping[str, object]) -> None:
