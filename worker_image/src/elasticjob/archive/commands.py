@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import re
+import shutil
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     part.mkdir(parents=True)
     try:
+        _check_room(part, save.total)
         for path, file in files:
             folder.restore(part, path, file, fetch)
         part.rename(target)
@@ -83,6 +85,13 @@ def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
         _clear(part)
         raise
     return save
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """An archive of somebody else may name one object as often as it likes, and would fill the disk with it."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise CommandError(f"{folder.parent} has {free} bytes left, and the save {size}: name a folder with more room")
 
 
 def _clear(part: Path) -> None:
