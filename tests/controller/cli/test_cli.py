@@ -179,6 +179,30 @@ def test_a_report_of_a_recording_needs_no_cluster(cli: Run, tmp_path: Path) -> N
     assert "run: ElasticJob report" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        pytest.param({"time": 1e300}, "time: is no time between 1970 and 9999", id="late"),
+        pytest.param({"time": -1e10}, "time: is no time between 1970 and 9999", id="early"),
+        pytest.param({"time": float("nan")}, "time: is no time between 1970 and 9999", id="never"),
+        pytest.param({"formed": float("inf")}, "formed: is no time between 1970 and 9999", id="formed"),
+        pytest.param({"phase": {}}, "phase: ", id="phase"),
+        pytest.param({"members": 5}, "members: ", id="members"),
+        pytest.param({"members": [[1]]}, "members.0.0: ", id="member"),
+        pytest.param({"metrics": {"loss": "high"}}, "metrics.loss: ", id="metric"),
+        pytest.param({"step": 10**400}, "step: is more than", id="step"),
+        pytest.param({"training_seconds": None}, "training_seconds: ", id="nothing"),
+    ],
+)
+def test_a_recording_of_somebody_else_is_told_by_its_line(
+    cli: Run, tmp_path: Path, said: dict[str, Any], told: str
+) -> None:
+    recording = tmp_path / "run.jsonl"
+    recording.write_text(json.dumps({"time": 1000.0, "phase": "Running", **said}) + "\n")
+    code, _, err = cli("report", "--from", str(recording), "--html", str(tmp_path / "run.html"))
+    assert code == 2 and f"line 1 is not a sample of a recording: {told}" in err
+
+
 RULES = [
     {"name": "Ecc", "when": {"log": "(?i)ecc error"}, "action": "Replace"},
     {"name": "Stuck", "when": {"noProgress": 3}},
