@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
-from elasticjob_operator import api
+import pydantic
+
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.client.model import Job
 from elasticjob_operator.history import moments
@@ -43,6 +45,11 @@ class Sample:
     measured: str = api.Measured.FORMATION.value  # the point from which a world counts as training
     lost: dict[str, float] = field(default_factory=dict)  # lost seconds that are accounted for, by category
     not_finite: list[str] = field(default_factory=list)  # metrics that were NaN or infinite
+
+
+_READER: Final = pydantic.TypeAdapter(Sample)
+_TIMES: Final = ("time", "formed", "progress_time")
+_LATEST: Final = 253_402_300_799.0
 
 
 def take_sample(job: Job, now: float, before: Sample | None = None) -> Sample:
@@ -102,12 +109,30 @@ def read_recording(text: str) -> list[Sample]:
             continue
         try:
             values: dict[str, Any] = json.loads(line)
-            samples.append(Sample(**{k: v for k, v in values.items() if k in known}))
-        except (ValueError, TypeError, AttributeError) as error:
+            samples.append(_check({k: v for k, v in values.items() if k in known}))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             if number == len(lines) and not text.endswith("\n"):
                 break
             raise ValueError(f"line {number} is not a sample of a recording: {error}") from None
     return samples
+
+
+def _check(values: dict[str, Any]) -> Sample:
+    """A sample of a file of somebody else, with which a page can be made. Raises ValueError."""
+    try:
+        sample = _READER.validate_python(values)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for name in _TIMES:
+        time = getattr(sample, name)
+        if time is not None and not 0 <= time <= _LATEST:  # nor NaN
+            raise ValueError(f"{name}: is no time between 1970 and 9999")
+    for one in fields(sample):
+        number = getattr(sample, one.name)
+        if isinstance(number, int) and abs(number) > numerals.MOST:
+            raise ValueError(f"{one.name}: is more than {numerals.MOST}")
+    return sample
 
 
 def is_news(before: Sample | None, after: Sample) -> bool:
