@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -250,6 +251,18 @@ def test_gates_that_are_none(gates: Any) -> None:
 def test_many_claims_are_not_all_named() -> None:
     claims = [{"persistentVolumeClaim": {"claimName": f"c{i}"}} for i in range(900)]
     assert waiting.name_fields(UNBOUND, {"volumes": claims}).endswith("PersistentVolumeClaim c4; …)")
+
+
+def test_of_many_ports_only_those_that_are_named_are_written_out() -> None:
+    """Pods wait for a port, and then their author gives a container a long name."""
+    ports = [{"hostPort": number} for number in range(1, 2_000)]
+    message = "0/3 nodes are available: 3 node(s) didn't have free ports"
+    tracemalloc.start()
+    named = waiting.name_fields(message, {"containers": [{"name": "n" * 10_000, "ports": ports}]})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert named.endswith(f"hostPort 5 of {'n' * 10_000}, …)")
+    assert peak < 2**20
 
 
 @pytest.mark.parametrize(

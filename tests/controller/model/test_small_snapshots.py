@@ -20,6 +20,7 @@ from elasticjob_operator.model import child_objects, observe, ownership
 LONG = "x" * 250_000
 MOST_BYTES = 96 * 1024
 MOST_OF_A_WORKLOAD = 512 * 1024  # it is handed back as it was
+MOST_TOLD = 32 * 1024
 
 
 def measure(value: Any) -> int:
@@ -130,13 +131,15 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "annotations": {"annotations": {f"{names.GROUP}/{number:04}": "x" for number in range(9000)}},
     "an annotation": {"annotations": {f"{names.GROUP}/x": LONG}},
     "finalizers": {"finalizers": [f"x/{number}" for number in range(70_000)]},
+    "sizes": {"annotations": {names.ANNOTATION_DEFAULT: LONG, names.ANNOTATION_POOL: LONG}},
 }
 
 
 @pytest.mark.parametrize("metadata", JOBS.values(), ids=JOBS.keys())
 def test_what_is_kept_of_the_metadata_of_a_job_is_small(metadata: dict[str, Any]) -> None:
-    job = observe.observe_job({"metadata": {"name": "j", "namespace": "t", "uid": "u", **metadata}})
-    assert measure(job) < MOST_BYTES
+    for spec in ({}, with_template({})["spec"]):
+        job = observe.observe_job({"metadata": {"name": "j", "namespace": "t", "uid": "u", **metadata}, "spec": spec})
+        assert measure(job) < MOST_BYTES
 
 
 def make_workload(
@@ -201,3 +204,62 @@ def test_a_workload_that_is_too_large_admits_nothing_and_says_so() -> None:
     assert workload is not None
     assert (workload.may_run, workload.reserves) == (False, True)
     assert "has more than 2048 values" in workload.message
+
+
+FACE = "\U0001f600"  # with one of them, each character of a text takes four bytes
+
+
+def with_template(pod: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
+    described = {"metadata": metadata} if metadata else {}
+    spec = {"replicas": 1, "template": {**described, "spec": {"containers": [{"name": "w"}], **pod}}}
+    return {"metadata": {"name": "j", "namespace": "t", "uid": "u", "generation": 1}, "spec": spec}
+
+
+def with_container(**fields: Any) -> dict[str, Any]:
+    return with_template({"containers": [{"name": "w", **fields}]})
+
+
+LONGER = FACE + "x" * 200_000
+TOLD: Mapping[str, dict[str, Any]] = {
+    "arguments of a container with a long name": with_container(
+        name="n" * 60_000, args=["torchrun", *["--standalone"] * 400]
+    ),
+    "arguments": with_container(args=["torchrun", *[f"{'-' * number}standalone" for number in range(2, 600)]]),
+    "a policy": with_template({"restartPolicy": LONGER}),
+    "a container that trains": with_template({}, annotations={names.ANNOTATION_TRAINER: LONGER}),
+    "claims": with_container(resources={"claims": [{"name": FACE + "x" * 40_000} for _ in range(5)]}),
+    "devices": with_container(resources={"limits": {f"{FACE}{n}{'x' * 40_000}/y": "1" for n in range(5)}}),
+    "a mount": {
+        **(mounted := with_container(volumeMounts=[{"name": "v", "mountPath": f"/c/{LONGER}"}])),
+        "spec": {**mounted["spec"], "checkpoints": {"path": "/c"}},
+    },
+    "gangs of containers": with_template(
+        {"containers": [{"name": f"{number}{'n' * 900}"} for number in range(200)]},
+        annotations={names.ANNOTATION_TRAINER: "none"},
+    ),
+}
+
+
+@pytest.mark.parametrize("raw", TOLD.values(), ids=TOLD.keys())
+def test_what_is_told_of_a_job_is_short(raw: dict[str, Any]) -> None:
+    """It is kept beside the spec, of a job whose spec is not kept, too; and one text may be told for each of many."""
+    job = observe.observe_job(raw)
+    assert job.notices or job.problems
+    assert measure([[one.message for one in job.notices], [f"{one}" for one in job.problems]]) < MOST_TOLD
+
+
+MARKS: Mapping[str, dict[str, Any]] = {
+    "annotations": {f"{names.GROUP}/{number:063}": FACE + "x" * 252 for number in range(64)},
+    "annotations that mean something": {kueue.PREBUILT: LONGER, kueue.ANNOTATION_GROWTH_PRIORITY: LONGER},
+    "labels": {f"{names.KUEUE}/{number:063}": "x" * 63 for number in range(64)},
+}
+
+
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS.keys())
+def test_only_marks_that_mean_something_are_kept_of_a_job(marks: Mapping[str, str], field: str) -> None:
+    """The operator says that a small job takes some kilobytes."""
+    job = observe.observe_job(
+        {**with_template({}), "metadata": {"name": "j", "namespace": "t", "uid": "u", field: marks}}
+    )
+    assert measure([job.labels, job.annotations]) < MOST_TOLD // 4
