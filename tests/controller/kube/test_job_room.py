@@ -45,6 +45,21 @@ def test_the_jobs_of_one_namespace_keep_half_of_the_room_at_most() -> None:
         assert cache.jobs[key][0].spec is not None, key
 
 
+def test_jobs_that_wait_for_a_template_take_room_too() -> None:
+    """Each keeps its spec as it is written until it has the template."""
+    cache = Cache(lambda key: None)
+    for n in range(40):
+        cache.put_job(make_job(f"j{n}", dense=9_900, spec={"templateRef": {"name": "none"}}))
+    kept = [key for key, (job, _) in cache.jobs.items() if job.awaited is not None]
+    assert 5 < len(kept) <= 48 * MIB // LARGE
+    told = cache.jobs["greedy", "j39"][0].no_room
+    assert told is not None and "move large texts and lists into a ConfigMap" in told.message
+    cache.put_job(make_job("usual", spec={"templateRef": {"name": "none"}}, dense=0))
+    cache.put_job(make_job("large", "other", dense=9_900, spec={"templateRef": {"name": "none"}}))
+    for key in (("greedy", "usual"), ("other", "large")):
+        assert cache.jobs[key][0].awaited is not None, key
+
+
 @pytest.fixture
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_room, "MOST_KEPT_BYTES", 3 * MIB)
