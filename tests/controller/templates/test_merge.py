@@ -224,3 +224,13 @@ def test_nothing_that_an_api_server_may_store_is_too_much(template: Spec, job: S
     assert merge(template, once).spec == once
     assert merge(template, {}).spec == template
     assert merge({}, job).spec == job
+
+
+def test_the_paths_of_what_a_template_gives_are_short() -> None:
+    """Each begins with the names of all that it is in, and the status of the job has 64 of them."""
+    name = "k" * 8_000
+    template = {"template": {"spec": {name: {f"f{number}": 1 for number in range(1_000)}}}}
+    merged = merge(template, {"template": {"spec": {name: {"mine": 1}}}})
+    assert len(merged.spec["template"]["spec"][name]) == 1_001
+    assert len(merged.fields) == 1_000
+    assert max(map(len, merged.fields)) <= 300
