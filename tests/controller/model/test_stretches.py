@@ -94,7 +94,8 @@ SPECS: Mapping[str, dict[str, Any]] = {
     "rules": with_pod() | {"health": {"rules": costly_rules()}},
     "empty lists": with_pod({"x": [[] for _ in range(19_000)]}),
 }
-APPLIED = json.dumps({"spec": {f"f{number}": 1 for number in range(17_000)}})
+# Numbers count for four characters where a spec is measured.
+APPLIED = json.dumps({"spec": {f"replicas{number}": 10_000 for number in range(8_500)}})
 METADATA: Mapping[str, dict[str, Any]] = {
     "what was applied": {"annotations": {own_size.LAST_APPLIED: APPLIED}},
     "lists that were applied": {"annotations": {own_size.LAST_APPLIED: json.dumps({"spec": {"x": [[]] * 60_000}})}},
@@ -281,6 +282,13 @@ def test_a_spec_that_stays_is_read_once(name: str) -> None:
     assert job.labels and job.status.replicas == 1
     assert job.spec is not None
     assert count_calls(lambda: (job.spec.template_hash, job.spec.shape)) <= 10  # type: ignore[union-attr]
+
+
+def test_what_was_applied_is_read() -> None:
+    job = observe_job(json.loads(make_raw(with_pod(), METADATA["what was applied"])))
+    assert [one.reason for one in job.notices] == ["FieldDropped"]
+    assert "replicas0: did you mean spec.replicas?" in job.notices[0].message
+    assert job.notices[0].message.endswith("; and 8495 more")
 
 
 @pytest.mark.parametrize("metadata", METADATA.values(), ids=METADATA.keys())
