@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,25 @@ async def test_a_status_that_decides_is_tried_rarely_and_told(tmp_path: Path) ->
         assert 100 < tried < 200
         await applier.close()
     assert len([told for told in events if "the job waits" in told and "status.rendezvous" in told]) == 1
+
+
+async def test_a_status_that_waits_keeps_nothing_of_the_passes_that_wait_for_it(tmp_path: Path) -> None:
+    """An error that is raised again has the frames of all that have raised it, with the plan and the pods of each."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"kind": "Status", "reason": "Invalid", "message": "status", "code": 422}, status=422)
+
+    frames = set[int]()
+    async with answering(answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        plan = Plan(api.Status(rendezvous=make_world(2)), announces=True)
+        for _ in range(20):
+            with pytest.raises(ApiError) as error:
+                await applier.apply(TRAINS, "1", plan, 0.0)
+            frames.add(sum(1 for _ in traceback.walk_tb(error.value.__traceback__)))
+        await applier.close()
+    assert len(frames) <= 2, f"the first one, and each other: {sorted(frames)}"
 
 
 async def test_a_job_that_breaks_a_rule_is_told_once_and_begins_nothing_new(tmp_path: Path) -> None:
