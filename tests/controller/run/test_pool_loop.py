@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from controller import loop_turns
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.hub import auth
@@ -366,3 +368,20 @@ async def test_devices_that_a_pod_of_the_pool_does_not_give_back_are_not_given_o
             if now == 40.0:
                 cache.drop_pod("pod-1")
     assert reasons == [STARTS, STARTS, WAITS, STARTS]
+
+
+async def test_what_is_decided_for_many_jobs_is_taken_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant has as many jobs that wait for devices as he likes."""
+    cache, told, jobs = make_cache(), Counter[int](), 40
+    for number in range(1, jobs):
+        waiting = raw_job(f"job-{number}")
+        waiting["metadata"] |= {"namespace": "evil", "name": f"waits-{number}"}
+        cache.put_job(waiting)
+    async with answering(list_nothing, tmp_path) as api, loop_turns.counted(monkeypatch) as turns:
+        hub = Hub(authenticate=refuse, wake=lambda key: None)
+        loop = PoolLoop(api, cache, hub, Intake(), lambda key: told.update([turns.now]), Options(pools=POOLS))
+        await loop.decide()
+    assert told.total() == jobs
+    assert max(told.values()) <= loop_turns.PIECES
