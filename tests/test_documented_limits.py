@@ -16,6 +16,7 @@ from elasticjob_operator.history import faulty_nodes, memory, rank_failures, wor
 from elasticjob_operator.integrations.kueue import asking, store
 from elasticjob_operator.kube import client, job_room
 from elasticjob_operator.launch import bundle, function, run
+from elasticjob_operator.model import reading
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.pool import rounds
 from elasticjob_operator.rest import json_stream
@@ -34,6 +35,7 @@ LIMITS = {
     "levels of a spec": bounds.MOST_DEPTH,
     "values in a spec": bounds.MOST_VALUES,
     "containers of a pod, and init containers": podtemplate.MOST_CONTAINERS,
+    "characters of the name of a container": podtemplate.LONGEST_NAME,
     "resources that a container names": podtemplate.MOST_RESOURCES,
     "amounts of resources that a pod names": podtemplate.MOST_AMOUNTS,
     "terms of a pod's required node affinity": podtemplate.MOST_TERMS,
@@ -45,6 +47,7 @@ LIMITS = {
     "sizes of a job that the pool compares": rounds.MOST_SIZES,
     "bytes of an agent's message": wire.MAX_MESSAGE_BYTES,
     "characters of a condition's message": reporting.MOST_MESSAGE,
+    "characters of all warnings about a spec, and of all that is wrong with it": reading.MOST_TOLD,
     "worlds in `status.timeline`": worlds.MOST_WORLDS,
     "reports in `status.progress.history`": memory.MOST_REPORTS,
     "failures in `status.failures`": rank_failures.MOST_FAILURES,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
+from elasticjob_operator import text
 from elasticjob_operator.api.base import Model
 from elasticjob_operator.api.fields import advise, spell
 from elasticjob_operator.api.spec import Spec
@@ -30,6 +31,7 @@ class InvalidJobError(ValueError):
 
 
 _MESSAGES = {"missing": "is required"}
+_LONGEST_FIELD, _LONGEST_MESSAGE = 512, 2048  # characters: they may repeat what is in a spec, however long that is
 
 
 def parse_spec(raw: object) -> Spec:
@@ -53,8 +55,8 @@ def find_problems(error: ValidationError, root: str) -> list[Problem]:
         else:
             message = _MESSAGES.get(item["type"]) or item["msg"].removeprefix("Value error, ")
             message = message[:1].lower() + message[1:]
-        field = spell(root, path)
-        found.setdefault(field, Problem(field=field, message=message))
+        field = text.cut(spell(root, path), _LONGEST_FIELD)
+        found.setdefault(field, Problem(field=field, message=text.cut(message, _LONGEST_MESSAGE)))
     return list(found.values())
 
 

@@ -34,6 +34,7 @@ REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 KINDS: Final = ("containers", "initContainers")
 MOST_CONTAINERS: Final = 256  # of either kind; no node runs as many for one pod
+LONGEST_NAME: Final = 63  # characters of the name of a container, which is told together with much of what is in it
 MOST_RESOURCES: Final = 256  # of a container; no node has as many
 MOST_AMOUNTS: Final = 1024  # requests and limits of a pod
 MOST_SIZES: Final = 64  # of a template whose pods are resized in place; of a pod, twice as many are kept
@@ -68,6 +69,7 @@ def check_template(template: dict[str, Any]) -> dict[str, Any]:
     if "affinity" in spec:
         spec["affinity"] = _affinity(spec["affinity"])
     _check_number_of_containers(spec)
+    _check_names(spec)
     for kind in KINDS:
         if kind in spec:
             spec[kind] = [_container(c, f"spec.{kind}[{i}]") for i, c in enumerate(spec[kind])]
@@ -118,6 +120,14 @@ def _check_number_of_containers(spec: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"spec.{kind} has {len(found)} entries; the limit is {MOST_CONTAINERS}: leave out the others"
             )
+
+
+def _check_names(spec: Mapping[str, Any]) -> None:
+    for kind in KINDS:
+        for i, container in enumerate(spec.get(kind) or ()):
+            if len(name := container.get("name") or "") > LONGEST_NAME:
+                told = f"has {len(name)} characters; the limit is {LONGEST_NAME}: shorten it"
+                raise ValueError(f"spec.{kind}[{i}].name {told}")
 
 
 def _check_number_of_amounts(spec: Mapping[str, Any]) -> None:

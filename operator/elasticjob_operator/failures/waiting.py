@@ -249,14 +249,14 @@ def _name_neighbours(template: Mapping[str, Any]) -> Iterator[str]:
 
 def _name_ports(template: Mapping[str, Any]) -> Iterator[str]:
     field = "containerPort" if template.get("hostNetwork") is True else "hostPort"
-    named = [
+    named = _join(
         f"{field} {port[field]} of {container.get('name')}"
         for container in _list_objects(template, "containers")
         for port in _list_objects(container, "ports")
         if port.get(field)
-    ]
+    )
     if named:
-        yield f"containers: {_join(named)}{' (hostNetwork)' if field == 'containerPort' else ''}"
+        yield f"containers: {named}{' (hostNetwork)' if field == 'containerPort' else ''}"
 
 
 def _name_volumes(template: Mapping[str, Any]) -> Iterator[str]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from elasticjob_operator import api
+from elasticjob_operator import api, text
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
 from elasticjob_operator.model import launchers
 
 # Environment variables that take an agent away from the operator's rendezvous.
 _RENDEZVOUS_VARIABLES: Final = (names.ENV_HUB_URL, names.ENV_TOKEN_FILE, "PET_RDZV_BACKEND", "PET_STANDALONE")
+
+
+_MOST_NAMED: Final = 5  # arguments, of which there may be thousands
+_LONGEST: Final = 64  # characters of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ def _words_of(trainer: Mapping[str, Any], field: str) -> list[str]:
 
 def _find_overridden(name: str, trainer: Mapping[str, Any]) -> Iterator[Contradiction]:
     words = [*_words_of(trainer, "command"), *_words_of(trainer, "args")]
-    found = [f"the argument {word} of container {name!r}" for word in launchers.find_overriding(words)]
+    overriding = itertools.islice(dict.fromkeys(launchers.find_overriding(words)), _MOST_NAMED)
+    found = [f"the argument {text.cut(word, _LONGEST)} of container {name!r}" for word in overriding]
     theirs = {str(one.get("name")) for one in trainer.get("env") or () if isinstance(one, dict)}
     found += [f"the variable {one} of container {name!r}" for one in _RENDEZVOUS_VARIABLES if one in theirs]
     if found:

@@ -7,17 +7,19 @@ that decisions depend on is listed in `unread`, and the job is left untouched, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from elasticjob_operator import api
+from elasticjob_operator import api, text
 from elasticjob_operator.api import bounds, podtemplate
 from elasticjob_operator.model import contradictions, launchers, misspelt, own_size
 from elasticjob_operator.templates import taking
+
+T = TypeVar("T")
 
 # Status fields that decide who is in the world, what is charged to the budget, where the job begins, and whether it has
 # finished.
@@ -25,6 +27,7 @@ DECIDING = frozenset(
     {"rendezvous", "restarts", "conditions", "startTime", "completionTime", "inForce", "template", "origin"}
 )
 MOST_NAMED = 5  # fields that one warning names
+MOST_TOLD = 4096  # characters that are kept of all warnings about a spec, and of all its problems: as a condition has
 FORBIDDEN = "CreateForbidden"  # the reason of a condition: the API server refuses pods, for a quota mostly
 
 
@@ -115,7 +118,28 @@ def read_asked(
     pruned = find_pruned(annotations if isinstance(annotations, Mapping) else {}, written)
     if spec is None:
         basis = replace(basis, written=None)  # it may have any size
-    return Asked(basis, read, spec, (*waiting, *read.notices, *pruned))
+    # What is told is kept beside the spec, also of a job whose spec is not.
+    notices = _cut_notices((*waiting, *read.notices, *pruned))
+    return Asked(basis, replace(read, problems=_cut_problems(read.problems), notices=()), spec, notices)
+
+
+def _cut_notices(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    kept, left = list[Notice](), MOST_TOLD
+    for one in notices:
+        if left > 0:
+            kept.append(replace(one, message=text.cut(one.message, left)))
+        left -= len(one.message)
+    return tuple(kept)
+
+
+def _cut_problems(problems: Iterable[api.Problem]) -> tuple[api.Problem, ...]:
+    """The first ones: each is short, and there may be thousands."""
+    kept, left = list[api.Problem](), MOST_TOLD
+    for one in problems:
+        if left > 0:
+            kept.append(one)
+        left -= len(str(one))
+    return tuple(kept)
 
 
 def read_spec(
@@ -239,16 +263,17 @@ def _cap_weight(spec: api.Spec, limits: bounds.Limits) -> api.Spec:
 def _warn_of_unknown(unknown: list[api.Path]) -> tuple[Notice, ...]:
     if not unknown:
         return ()
-    named = [
-        f"{api.spell('spec', path)[:200]} is unknown to this version and ignored: {api.advise(path)}"
-        for path in unknown
-    ]
-    return (Notice("UnknownField", _name_some(named)),)
+
+    def tell(path: api.Path) -> str:
+        return f"{api.spell('spec', path)[:200]} is unknown to this version and ignored: {api.advise(path)}"
+
+    return (Notice("UnknownField", _name_some(unknown, tell)),)
 
 
-def _name_some(found: Sequence[str]) -> str:
+def _name_some(found: Sequence[T], tell: Callable[[T], str] = str) -> str:
+    """What is to be told of the first ones: there may be thousands, and to find advice for one of them takes long."""
     more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
-    return "; ".join([*found[:MOST_NAMED], *more])
+    return "; ".join([*map(tell, found[:MOST_NAMED]), *more])
 
 
 def _find_silent_fallbacks(spec: api.Spec) -> tuple[Notice, ...]:
@@ -301,8 +326,11 @@ def find_pruned(annotations: Mapping[str, Any], spec: object) -> tuple[Notice, .
     gone = [path for path in api.find_unknown(applied) if path not in stored]
     if not gone:
         return ()
-    named = [f"{api.spell('spec', path)[:200]}: {api.advise(path)}" for path in gone]
-    return (Notice("FieldDropped", f"the API server dropped unknown fields: {_name_some(named)}"),)
+
+    def tell(path: api.Path) -> str:
+        return f"{api.spell('spec', path)[:200]}: {api.advise(path)}"
+
+    return (Notice("FieldDropped", f"the API server dropped unknown fields: {_name_some(gone, tell)}"),)
 
 
 # --- status ----------------------------------------------------------------------------------------------
