@@ -40,6 +40,11 @@ FIELD_MANAGER: Final = "elasticjob-operator"  # the API server takes it from the
 KUEUE: Final = "kueue.x-k8s.io"
 LABEL_QUEUE: Final = f"{KUEUE}/queue-name"  # of a job
 LABEL_ORIGIN: Final = f"{KUEUE}/multikueue-origin"  # of a job that MultiKueue has sent here from another cluster
+LABEL_PRIORITY: Final = f"{KUEUE}/priority-class"  # of a job
+PREBUILT: Final = f"{KUEUE}/prebuilt-workload-name"  # a label, or an annotation where the name is too long for one
+ANNOTATION_GROWTH_PRIORITY: Final = f"{GROUP}/growth-priority-class"  # of what a job has above minReplicas
+# The labels and annotations of a job that the operator reads more than once.
+MARKS: Final = frozenset({LABEL_QUEUE, LABEL_ORIGIN, LABEL_PRIORITY, PREBUILT, ANNOTATION_GROWTH_PRIORITY})
 
 # Annotations.
 ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains

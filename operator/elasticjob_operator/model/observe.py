@@ -7,7 +7,6 @@ Times are in seconds since the epoch. This module makes no decisions.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -167,7 +166,7 @@ class Job:
     status_raw: Raw = field(default_factory=dict, compare=False)
     asked: reading.Asked | None = field(default=None, compare=False, repr=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
-    labels: Mapping[str, str] = field(default_factory=dict)  # only those with our prefix, and Kueue's ...
+    labels: Mapping[str, str] = field(default_factory=dict)  # only those that mean something: `names.MARKS` ...
     annotations: Mapping[str, str] = field(default_factory=dict)  # ... as of these
     notices: tuple[reading.Notice, ...] = ()  # warnings for the user that do not stop the job
 
@@ -210,8 +209,6 @@ class Job:
 MOST_INDEX: Final = 10**9 - 1
 MOST_CONDITIONS: Final = 64  # of a pod
 _MOST_SIZES: Final = 2 * podtemplate.MOST_SIZES  # webhooks add containers
-MOST_MARKS: Final = 64  # labels of a job, and annotations; there are ten that mean anything
-_KEPT = (f"{names.GROUP}/", f"{names.KUEUE}/")  # their prefixes
 
 
 def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
@@ -357,8 +354,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits(), before: Job |
 
 
 def _keep_marks(marks: Raw) -> dict[str, str]:
-    ours = ((key, str(value)[: ownership.LONGEST_NAME]) for key, value in marks.items() if key.startswith(_KEPT))
-    return dict(itertools.islice(ours, MOST_MARKS))
+    return {key: str(marks[key])[: ownership.LONGEST_NAME] for key in names.MARKS if key in marks}
 
 
 def identify_job(raw: Raw) -> Job | None:

@@ -24,7 +24,7 @@ LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 class Evidence:
     """All that is looked at in the metadata of a job to tell whose number it is."""
 
-    marks: tuple[object, ...]
+    marks: tuple[int | None, ...]
     writers: frozenset[str]
     applied: int  # the hash of what `kubectl apply` sent, which may be large
 
@@ -32,7 +32,7 @@ class Evidence:
 def find_evidence(metadata: Mapping[str, Any]) -> Evidence:
     annotations = _object(metadata.get("annotations"))
     applied = annotations.get(LAST_APPLIED)
-    marks = tuple(annotations.get(mark) for mark in (names.ANNOTATION_DEFAULT, names.ANNOTATION_POOL))
+    marks = tuple(_read_mark(annotations, mark) for mark in (names.ANNOTATION_DEFAULT, names.ANNOTATION_POOL))
     return Evidence(marks, frozenset(find_writers(metadata)), hash(applied) if isinstance(applied, str) else 0)
 
 
@@ -47,9 +47,13 @@ def find_own(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None
     annotations = _object(metadata.get("annotations"))
     # In the mode Manual, a number of the pool is what the job was to keep.
     marks = (names.ANNOTATION_DEFAULT, names.ANNOTATION_POOL) if is_pooled else (names.ANNOTATION_DEFAULT,)
-    if all(numerals.read_count(annotations.get(mark), 10**9) != number for mark in marks):
+    if all(_read_mark(annotations, mark) != number for mark in marks):
         return None
     return None if set(find_writers(metadata)) - {names.FIELD_MANAGER} else number
+
+
+def _read_mark(annotations: Mapping[str, Any], mark: str) -> int | None:
+    return numerals.read_count(annotations.get(mark), 10**9)
 
 
 def find_writers(metadata: Mapping[str, Any]) -> Iterator[str]:

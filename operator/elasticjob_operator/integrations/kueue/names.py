@@ -13,9 +13,9 @@ MULTIKUEUE: Final = f"{GROUP}/multikueue"
 
 # Labels and annotations of a job.
 LABEL_QUEUE: Final = ours.LABEL_QUEUE
-LABEL_PRIORITY: Final = f"{GROUP}/priority-class"
-ANNOTATION_GROWTH_PRIORITY: Final = "elasticjob.dev/growth-priority-class"  # ours: of what is above minReplicas
-PREBUILT: Final = f"{GROUP}/prebuilt-workload-name"  # a label, or an annotation where the name is too long for one
+LABEL_PRIORITY: Final = ours.LABEL_PRIORITY
+ANNOTATION_GROWTH_PRIORITY: Final = ours.ANNOTATION_GROWTH_PRIORITY
+PREBUILT: Final = ours.PREBUILT
 
 # Of a Workload.
 FINALIZER: Final = f"{GROUP}/resource-in-use"
