@@ -103,7 +103,12 @@ def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:
 
 
 def _measure(job: Job) -> int:
-    """What the template of a job shares with its written spec, which is nearly everything, is counted once."""
+    """What the template of a job shares with its written spec, which is nearly everything, is counted once.
+
+    Of a job that waits for its template, the written spec is kept, and of one whose spec cannot be read, nothing is.
+    """
+    if job.awaited is not None:
+        return count_bytes(job.awaited.spec)
     written, taken = job.asked.basis.written if job.asked is not None else None, job.status.template
     if taken is None or job.spec is None:
         return count_bytes(written)
