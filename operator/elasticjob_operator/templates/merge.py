@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
+from elasticjob_operator import text
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import INSTALLER_FIELDS
 
@@ -23,6 +24,7 @@ _NAMED: Final[Mapping[str, str]] = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
+_LONGEST_PATH: Final = 256  # characters: with long names, the paths would be many times as long as the specs
 _MERGED_FURTHER: Final = ("containers", "initContainers")
 # Objects that are one decision: half of each would be neither.
 _WHOLE: Final = ("rendezvous", "affinity", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
@@ -49,7 +51,7 @@ def merge(template: Object, job: Object) -> Merged:
 def _merge_objects(base: Object, over: Object, path: str, found: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in (*base, *(name for name in over if name not in base)):
-        here = f"{path}.{name}" if path else name
+        here = text.cut(f"{path}.{name}" if path else name, _LONGEST_PATH)
         theirs, ours = base.get(name), over.get(name)
         if ours is None:
             result[name] = theirs
@@ -69,7 +71,7 @@ def _merge_lists(base: list[Object], over: list[Object], name: str, path: str, f
     ours = {entry[key]: entry for entry in over}
     result: list[Object] = []
     for entry in base:
-        here = f"{path}[{entry[key]}]"
+        here = text.cut(f"{path}[{entry[key]}]", _LONGEST_PATH)
         mine = ours.pop(entry[key], None)
         if mine is None:
             found.append(here)
