@@ -34,7 +34,7 @@ from elasticjob_operator.model.served import Served
 from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
 from elasticjob_operator.plan.reporting import Event, list_true, observe
 from elasticjob_operator.recent import Recent
-from elasticjob_operator.rest.errors import ApiError, UnreadableError
+from elasticjob_operator.rest.errors import ApiError, UnreadableError, without_frames
 from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class Applier:
         refused = self._find_refused(job, version)
         if refused is not None and now < refused.until:
             if refusals.decides(patch):
-                raise refused.error
+                raise without_frames(refused.error)
             return
         while patch:
             # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.

@@ -44,6 +44,16 @@ class ApiError(Exception):
         self.causes = tuple(causes) or (message,)
 
 
+def without_frames(error: ApiError) -> ApiError:
+    """The error, to be kept or to be raised again, without the frames that it came through.
+
+    They hold all that was computed there: the plan of a pass, its pods, the body of an answer. An error that is raised
+    again gets those of each time.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 class UnreadableError(ApiError):
     """The response is too large, or not valid JSON."""
 

@@ -35,7 +35,7 @@ from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.plan.values import first
 from elasticjob_operator.ratelimit import Bucket
-from elasticjob_operator.rest.errors import BUSY, ApiError
+from elasticjob_operator.rest.errors import BUSY, ApiError, without_frames
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.news import JobNews, News
 from elasticjob_operator.run.node_memory import NodeMemory
@@ -472,6 +472,7 @@ class Controller:
             answers = await self._is_served(key, loop.busy_since)
         else:
             loop.busy_since = None
+        without_frames(error)  # it is remembered
         trouble = refusals.explain_trouble(error, answers_others=answers)
         loop.unanswered_at = time.monotonic() if error.status == 0 else math.inf
         loop.last_trouble = trouble or loop.last_trouble
