@@ -193,6 +193,7 @@ class PoolLoop:
             if error is not None:
                 logger.error("%s/%s: cannot share the pool; this is a bug", *one.job.key, exc_info=error)
             self._decide_job(one.job.key, decision)
+            await turn.pause()
 
     def _keep(self, one: rounds.PooledJob, verdict: rounds.Verdict, memory: _Memory, pool: Pool) -> PoolDecision:
         """Remember what a round says of a job."""
