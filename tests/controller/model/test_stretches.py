@@ -275,7 +275,7 @@ def test_a_spec_that_stays_is_read_once(name: str) -> None:
     assert known is not None
     known.template_hash, known.shape  # noqa: B018 - what a pass asks for
     later = json.loads(text)
-    later["metadata"] |= {"resourceVersion": "6", "labels": {f"{names.GROUP}/x": "y"}}
+    later["metadata"] |= {"resourceVersion": "6", "labels": {names.LABEL_QUEUE: "y"}}
     later["status"] = {"replicas": 1, "observedGeneration": 1}
     assert count_calls(lambda: cache.put_job(later)) <= MOST_AGAIN
     job = cache.jobs["evil", "j"][0]
