@@ -175,6 +175,21 @@ def test_a_pod_of_others_with_many_devices_costs_no_long_step(amount: str) -> No
     assert capacity.count_capacity(POOLS[0], nodes, held.get("gpus", {})) == (16 if amount == "nonsense" else 8)
 
 
+@pytest.mark.parametrize("kind", ["Pod", "ConfigMap"])
+def test_an_object_of_many_owners_costs_no_long_step(kind: str) -> None:
+    """Whoever may create objects names as many owners as fit into one, and each change of it is looked at."""
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "j", "uid": "u", "controller": True}
+    owners = [*({"apiVersion": "v1", "kind": "A", "name": f"a{number}", "uid": "a"} for number in range(14_000)), owner]
+    labels = {names.LABEL_JOB: "j", names.LABEL_JOB_UID: "u", names.LABEL_INDEX: "0"}
+    name = "j-worker-0" if kind == "Pod" else "j-elasticjob-ca"
+    metadata = {"name": name, "namespace": "evil", "uid": "p", "resourceVersion": "7", "labels": labels}
+    raw = {"metadata": {**metadata, "ownerReferences": owners}, "spec": {"containers": [{"name": "w"}]}}
+    assert not has_too_many_values(json.dumps(raw)), "of more, nothing is read"
+    cache = Cache(lambda key: None)
+    cache.put_job(json.loads(make_raw(with_pod())))
+    assert count_calls(lambda: cache.put_pod(raw) if kind == "Pod" else cache.put_child(kind, raw)) <= MOST_AGAIN
+
+
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_a_pod_has_no_more_containers_than_a_node_runs(kind: str) -> None:
     spec = with_pod()
