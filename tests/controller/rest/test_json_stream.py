@@ -331,3 +331,25 @@ async def test_what_takes_a_large_item_has_a_turn_of_its_own(text: str, monkeypa
     assert shared == [0, 0, 0]
     shared.append((await decode(json.dumps(items[0], ensure_ascii=False).encode()), decoded)[1])
     assert shared == [0, 0, 0, 0]
+
+
+async def test_what_takes_a_large_line_has_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for an event of a watch: a pod has a megabyte, too."""
+    monkeypatch.setattr(turn, "SECONDS", 0.0)
+    shared, decoded, loads = [], 0, json.loads
+
+    def end_turn() -> None:
+        nonlocal decoded
+        decoded = 0
+
+    def note(data: bytes) -> Any:
+        nonlocal decoded
+        decoded += len(data) > LARGE_BYTES
+        asyncio.get_running_loop().call_soon(end_turn)
+        return loads(data)
+
+    line = json.dumps({"object": {"x": "x" * (LARGE_BYTES + 1)}}).encode() + b"\n"
+    monkeypatch.setattr(json, "loads", note)
+    async for _ in Lines(10 * LARGE_BYTES).feed(line * 3):
+        shared.append(decoded)
+    assert shared == [0, 0, 0]
