@@ -68,7 +68,13 @@ class Lines:
     async def feed(self, chunk: bytes) -> AsyncIterator[Any | Unreadable]:
         """The value of each line that ends in this chunk. An incomplete line at the end of a stream is ignored."""
         async for line in self.split(chunk):
-            yield line if isinstance(line, Unreadable) else _decode_line(line)
+            if isinstance(line, Unreadable):
+                yield line
+                continue
+            value = _decode_line(line)
+            if len(line) > LARGE_BYTES:
+                await turn.pause()  # to read what was decoded takes as long again
+            yield value
 
     async def split(self, chunk: bytes) -> AsyncIterator[bytes | Unreadable]:
         """The lines that end in this chunk, without those that are too long, or would take long to decode.
