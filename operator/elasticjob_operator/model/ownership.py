@@ -12,6 +12,7 @@ from elasticjob_operator.api import names
 Raw = Mapping[str, Any]
 POD = "Pod"
 MOST_WRITERS = 100  # that are looked at
+MOST_OWNERS = 64  # that are looked at: the operator's objects have one, and others may add some
 MOST_KEEPERS = 3  # of an object that are named
 LONGEST_NAME = 253  # of any object; also more than any UID has
 
@@ -40,7 +41,7 @@ class Dependent:
 
 def owner_of(metadata: Raw) -> tuple[str, str]:
     """(name, UID) of the ElasticJob that controls this object; empty strings if none does, or none that can exist."""
-    for reference in metadata.get("ownerReferences") or ():
+    for reference in (metadata.get("ownerReferences") or ())[:MOST_OWNERS]:
         group = str(reference.get("apiVersion", "")).partition("/")[0]
         if reference.get("controller") and reference.get("kind") == names.KIND and group == names.GROUP:
             name, uid = str(reference.get("name", "")), str(reference.get("uid", ""))
