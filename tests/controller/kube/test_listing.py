@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -128,6 +129,40 @@ async def test_large_objects_come_in_small_pages(tmp_path: Path) -> None:
     large = json.dumps("x" * (LARGEST_BYTES // 3))
     read_, _ = await read(Server(*((n, large) for n in names)), tmp_path, Intake())
     assert read_ == names
+
+
+async def test_large_pages_of_many_lists_are_not_decoded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica lists eight kinds when it starts, and a namespace may fill pages of each with labelled objects."""
+    lists, pages = 8, 3
+    items = [
+        {"metadata": {"name": f"c{n}", "namespace": "evil", "annotations": {"a": "x" * 250_000}}} for n in range(16)
+    ]
+    bodies = [
+        json.dumps({"metadata": {"resourceVersion": "5", "continue": token}, "items": items}).encode()
+        for token in [*map(str, range(1, pages)), ""]
+    ]
+
+    async def fetch(path: str, query: Mapping[str, str], accept: str) -> bytearray:
+        await asyncio.sleep(0)
+        return bytearray(bodies[int(query.get("continue", "0"))])
+
+    async with answering(Server().answer, tmp_path) as api:
+        monkeypatch.setattr(api, "fetch", fetch)
+        found = list[str]()
+        tracemalloc.start()
+        try:
+            read_ = (
+                Listing(api, f"/api/v1/kind{n}", Intake()).read(lambda item: found.append(item["metadata"]["name"]))
+                for n in range(lists)
+            )
+            await asyncio.gather(*read_)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert len(found) == lists * pages * len(items)
+    assert most < (lists + 5) * len(bodies[0]), "a page of each, and once more what it takes to decode one"
 
 
 async def test_a_page_that_does_not_come_in_time_is_requested_in_smaller_pieces(tmp_path: Path) -> None:
