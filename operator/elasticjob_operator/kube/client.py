@@ -62,6 +62,7 @@ class Api:
         self._transport = transport
         self._slots = Slots(parallel, reserved=parallel // 8, share=(parallel + 1) // 2)
         self._decoding = Slots(1)  # of large bodies, whose text takes several times as much memory
+        self._turning = Slots(1)  # pages of lists that are large
         self._timeout = timeout
         self.leadership = Leadership()
         self.clock = ClusterClock()
@@ -137,9 +138,23 @@ class Api:
                 self._decoding.release(owner)
 
     async def fetch(self, path: str, query: Query, accept: str) -> bytearray:
-        """The body of a GET, for `decode_body`. Raises ApiError; UnreadableError if it is too large."""
+        """The body of a GET, for `decode_page`. Raises ApiError; UnreadableError if it is too large."""
         async with self._slot((namespace_of(path), ""), Urgency.NORMAL):
             return await self._ask(Request("GET", path, query=query, accept=accept), None, LARGEST_BYTES)
+
+    async def decode_page(
+        self, data: bytearray, path: str, take: Take, head: Head, reduce: Callable[[str], Any]
+    ) -> None:
+        """Decode a page of a list: see `decode_body`. Large ones take turns, as all kinds are listed together."""
+        if len(data) <= LARGE_BYTES:
+            await decode_body(data, path, take, head, reduce)
+            return
+        owner = (namespace_of(path), "")
+        await self._turning.acquire(owner)
+        try:
+            await decode_body(data, path, take, head, reduce)
+        finally:
+            self._turning.release(owner)
 
     @contextlib.asynccontextmanager
     async def _slot(self, owner: Owner, urgency: Urgency | None) -> AsyncIterator[None]:

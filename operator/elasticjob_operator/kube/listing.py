@@ -5,7 +5,7 @@ alone; it is skipped by name, for which the beginning of its metadata is enough.
 that does not come in time is requested in smaller pieces, too: a busy server may be slow to write large objects. Of an
 object of too many values, its outline is passed on: it has no labels and no owner, but what it holds. Objects
 are passed on one by one as they are decoded, while the server prepares the next page: the objects of a large cluster
-are never in memory together.
+are never in memory together. Of several lists, one decodes a large page at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from elasticjob_operator.kube.client import Api, decode_body
+from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake, name_of
 from elasticjob_operator.rest.errors import ApiError, UnreadableError
 from elasticjob_operator.rest.json_stream import TOO_MANY, TooManyError, outline
@@ -138,7 +138,7 @@ class Listing:
                 await asyncio.sleep(SEND_SECONDS)
 
         data = await page.coming
-        await decode_body(_cut(data) if cut else data, self.path, take_one, read_head, self._outline)
+        await self.api.decode_page(_cut(data) if cut else data, self.path, take_one, read_head, self._outline)
 
     def _outline(self, text: str) -> Raw:
         found = outline(text)
