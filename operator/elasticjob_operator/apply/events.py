@@ -51,7 +51,13 @@ class EventRecorder:
         for event in events:
             told = self._filter.offer(job.uid, event, now)
             if told is not None:
-                logger.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, text.clean(event.message, 1024))
+                logger.info(
+                    "%s/%s: %s: %s",
+                    job.namespace,
+                    job.name,
+                    event.reason,
+                    text.clean(event.message, event_rate.LONGEST),
+                )
                 self._write_later(job, told, now)
             elif job.uid not in self._timers:
                 self._look_later(job)
@@ -90,7 +96,7 @@ class EventRecorder:
         body = manifests.build_event(
             job,
             told.event.reason,
-            text.clean(told.message, 1024),
+            text.clean(told.message, event_rate.LONGEST),
             warning=told.event.warning,
             count=told.count,
             times=(format_time(told.first), format_time(now)),

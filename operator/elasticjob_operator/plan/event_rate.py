@@ -7,8 +7,9 @@ bounded.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from elasticjob_operator import text
 from elasticjob_operator.plan.reporting import Event
 from elasticjob_operator.ratelimit import Bucket
 
@@ -16,6 +17,7 @@ BURST = 50.0  # events of one object at once; a job that is rescaled by hand sta
 PER_SECOND = 1 / 60
 REASONS = 20  # reasons that may wait, for one object
 OBJECTS = 4096
+LONGEST = 1024  # characters of a message: no more are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class SpamFilter:
         told = Told(event, before.count + 1 if before else 1, before.first if before else now)
         if source.bucket.take(PER_SECOND, BURST, now):
             return told
-        source.held[event.reason] = told
+        source.held[event.reason] = replace(told, event=replace(event, message=text.cut(event.message, LONGEST)))
         if len(source.held) > REASONS:
             del source.held[next(iter(source.held))]
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.builders import NOW
-from elasticjob_operator.plan.event_rate import BURST, OBJECTS, PER_SECOND, REASONS, SpamFilter
+from elasticjob_operator.plan.event_rate import BURST, LONGEST, OBJECTS, PER_SECOND, REASONS, SpamFilter
 from elasticjob_operator.plan.reporting import Event
 
 MINUTE = 1 / PER_SECOND
@@ -46,6 +46,15 @@ def test_what_waits_goes_with_the_next_of_its_kind() -> None:
     assert told is not None
     assert told.count == 11
     assert not spam.is_holding("job")
+
+
+def test_of_a_long_message_that_waits_what_is_written_is_kept() -> None:
+    spam = SpamFilter()
+    for n in range(60):
+        spam.offer("job", Event("Skipped", f"{n} " + "x" * 4096), NOW)
+    (held,) = spam._sources["job"].held.values()
+    assert len(held.event.message) == LONGEST
+    assert held.event.message.startswith("59 x")
 
 
 def test_the_memory_is_bounded() -> None:
