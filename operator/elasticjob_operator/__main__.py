@@ -27,6 +27,7 @@ from elasticjob_operator.api.building import build_models
 from elasticjob_operator.errors import UsageError
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.lease import LONGEST_SECONDS, SHORTEST_SECONDS
+from elasticjob_operator.kube.threads import hand_over_soon
 from elasticjob_operator.pool.capacity import add_rates, parse_pool, parse_rate
 from elasticjob_operator.pool.values import Objective
 from elasticjob_operator.rest.errors import ApiError
@@ -232,6 +233,7 @@ def run(log_format: str, log_level: str, **options: Any) -> None:
     build_models()
     calm_collector()
     sys.setrecursionlimit(DEEPEST_JSON)
+    hand_over_soon()
     try:
         sys.exit(uvloop.run(_run(Options(**options))))
     except (UsageError, ApiError) as error:

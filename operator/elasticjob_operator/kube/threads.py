@@ -7,6 +7,7 @@ of them let another have its turn after one more plan each.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -15,6 +16,16 @@ from elasticjob_operator.kube.fair_queue import Owner, Slots
 
 T = TypeVar("T")
 COUNT: Final = 2
+HAND_OVER_SECONDS: Final = 0.0005
+
+
+def hand_over_soon() -> None:
+    """Let the event loop have the interpreter soon after it has asked for it, while threads compute.
+
+    It asks for it anew whenever packets have arrived: with Python's own five milliseconds, answers to 500 agents that
+    say something each second take 18 ms, and up to 115, for as long as somebody has large jobs planned.
+    """
+    sys.setswitchinterval(HAND_OVER_SECONDS)
 
 
 class Threads:
