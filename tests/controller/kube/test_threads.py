@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 from click.testing import CliRunner
 
 from elasticjob_operator import __main__ as program
@@ -28,7 +29,7 @@ def interval() -> float:
         return 0
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(program.uvloop, "run", begin)
+        patched.setattr(uvloop, "run", begin)
         patched.setattr(program, "calm_collector", lambda: None)
         patched.setattr(program, "set_up_logging", lambda *_: None)
         result = CliRunner().invoke(program.main, ["run"])
