@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
+import torch
 
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
@@ -265,6 +267,43 @@ def test_the_communicators_of_a_world_that_ends_in_order_are_shut_down() -> None
     endings.end([group], broken=False)
     assert threads.wait(20)
     assert group.calls == ["shutdown"]
+
+
+class OldBackend:
+    """As ProcessGroupNCCL up to torch 2.6, which torch's `ProcessGroup` does not pass an abort on to."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.calls: list[str] = []
+        for name in names:
+            setattr(self, name, lambda name=name: self.calls.append(name))
+
+
+class OldGroup:
+    """As torch's `ProcessGroup` up to 2.6: it has neither `abort` nor `shutdown`."""
+
+    _device_types: ClassVar = [torch.device("cpu"), torch.device("cuda"), torch.device("meta")]
+
+    def __init__(self, backend: object) -> None:
+        self._backends = {"cpu": object(), "cuda": backend, "meta": backend}
+
+    def _get_backend(self, device: torch.device) -> object:
+        return self._backends[device.type]
+
+
+@pytest.mark.parametrize(
+    ("names", "broken", "calls"),
+    [
+        (["abort", "_shutdown"], True, ["abort"]),  # torch 2.5 and 2.6
+        (["_shutdown"], True, ["_shutdown"]),  # torch 2.4, whose shutdown aborts
+        (["abort", "_shutdown"], False, ["_shutdown"]),
+        ([], True, []),
+    ],
+)
+def test_communicators_end_where_a_group_of_torch_has_no_abort(names: list[str], broken: bool, calls: list[str]) -> None:
+    endings, backend = Endings(), OldBackend(names)
+    endings.end([OldGroup(backend)], broken)
+    assert threads.wait(20)
+    assert backend.calls == calls
 
 
 def test_only_variables_that_differ_are_set() -> None:
