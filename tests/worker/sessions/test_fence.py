@@ -299,7 +299,9 @@ class OldGroup:
         ([], True, []),
     ],
 )
-def test_communicators_end_where_a_group_of_torch_has_no_abort(names: list[str], broken: bool, calls: list[str]) -> None:
+def test_communicators_end_where_a_group_of_torch_has_no_abort(
+    names: list[str], broken: bool, calls: list[str]
+) -> None:
     endings, backend = Endings(), OldBackend(names)
     endings.end([OldGroup(backend)], broken)
     assert threads.wait(20)

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from elasticjob.torchcompat import threads
+from elasticjob.torchcompat import groups, threads
 
 _ABORT, _SHUTDOWN, _DROP = "abort", "shutdown", ""
+_WAYS = {_ABORT: groups.abort, _SHUTDOWN: groups.shut_down}
 
 
 class Endings:
@@ -53,5 +54,5 @@ def _start(how: str, held: list[Any]) -> None:
 def _end(held: list[Any], how: str) -> None:
     with contextlib.suppress(Exception):  # nothing depends on it
         if how:
-            getattr(held[0], how)()
+            _WAYS[how](held[0])
     held.clear()

@@ -136,6 +136,32 @@ def forget_groups() -> list[Any]:
     return groups
 
 
+def abort(group: Any) -> None:
+    """End the kernels of all collectives of the group, which may wait for a lost member. Raises what torch raises."""
+    _end(group, "abort", "_shutdown")  # that of torch 2.4 aborts
+
+
+def shut_down(group: Any) -> None:
+    """End the group in order, when all of its collectives are done. Raises what torch raises."""
+    _end(group, "shutdown", "_shutdown")
+
+
+def _end(group: Any, name: str, older: str) -> None:
+    """Up to torch 2.6 only the backends of a group can do that."""
+    if (end := getattr(group, name, None)) is not None:
+        end()
+        return
+    for backend in _find_backends(group):
+        found = getattr(backend, name, None) or getattr(backend, older, None)  # those of gloo have neither
+        if found is not None:
+            found()
+
+
+def _find_backends(group: Any) -> list[Any]:
+    """The backends of the group, each once."""
+    return list({id(one): one for one in map(group._get_backend, group._device_types)}.values())
+
+
 def drop_gloo(groups: list[Any]) -> None:
     """Drop these groups of gloo, which torch has forgotten, without the deadlock of `destroy_groups`."""
     backends = [_find_gloo(group) for group in groups]
@@ -248,8 +274,7 @@ def _count_entered(group: Any) -> int:
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
-        backends = {id(backend): backend for backend in map(group._get_backend, group._device_types)}
-        return sum(int(backend._get_sequence_number_for_group()) for backend in backends.values())
+        return sum(int(backend._get_sequence_number_for_group()) for backend in _find_backends(group))
 
 
 def watch_messages() -> None:
