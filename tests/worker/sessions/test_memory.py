@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import late_groups, model_state
+from elasticjob.sessions import late_groups, model_state, recovery, transfer
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.recovery import StateLostError
@@ -339,3 +339,21 @@ def test_a_sharded_model_gets_no_groups_that_the_next_world_has_not(monkeypatch:
     optimizer.add_param_group({"params": model[1].parameters()})
     with pytest.raises(ConfigurationError, match=r"has 2 parameter groups.*Make all of them in build\(mesh\)"):
         state.check_groups()
+
+
+def test_a_state_that_was_loaded_in_part_is_no_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may have no memory left for it. In a lost world that ends nobody, and this rank says later what it has."""
+    memory, _ = make_memory()
+    memory.committed = 3
+
+    def fail(_: Any) -> None:
+        raise torch.OutOfMemoryError("in the middle of it")
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(transfer.Exchange, "run", lambda *_: {"groups": {}, "extras": {}, "optimizer": None})
+    monkeypatch.setattr(memory.model_state, "load", fail)
+    monkeypatch.setattr(late_groups, "take", ignore)
+    states = [recovery.RankState(4, True, 1), recovery.RankState(3, True, 2)]
+    with pytest.raises(torch.OutOfMemoryError):
+        memory._receive({}, states, None)
+    assert not memory._clean
