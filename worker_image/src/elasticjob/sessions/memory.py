@@ -331,6 +331,7 @@ class Memory:
         self._clean = self._clean and (keep or rank == source)
         received = transfer.Exchange(rank, source, group, self.model_state.device, keep).run(inventory)
         if received is not None:
+            self._clean = False  # until all of it is loaded
             self._take_groups(received)
             self.model_state.load(received)
             self._load_others(received)

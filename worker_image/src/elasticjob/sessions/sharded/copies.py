@@ -174,7 +174,9 @@ class ShardCopies:
         (work, answer), self._asked = self._asked, None
         work.wait()
         pending, failed = answer.tolist()
+        if pending:  # some rank still sends from this memory, also if another one has failed
+            return
         if failed:
             self._spare, self._present = self._present, None
-        elif not pending:
+        else:
             self._spare, self._last, self._present = self._last, self._present, None
