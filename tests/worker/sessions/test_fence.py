@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from elasticjob.checkpoint import lanes
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
 from elasticjob.sessions.fence import Fence, Seen
+from elasticjob.sessions.sharded import parts
 from elasticjob.torchcompat import nccl, threads
 from worker.gang_helper import run_alone
 
@@ -314,3 +318,48 @@ def test_only_variables_that_differ_are_set() -> None:
     assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert "NCCL_NVLS_ENABLE" not in found
     assert nccl.find_variables(found | {"NCCL_NVLS_ENABLE": "1"}) == {}
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called of a device, with the one that is the current one of the thread."""
+    here = threading.local()
+    calls: list[str] = []
+
+    @contextlib.contextmanager
+    def use(device: torch.device) -> Iterator[None]:
+        before, here.device = getattr(here, "device", "cuda:0"), str(device)
+        yield
+        here.device = before
+
+    monkeypatch.setattr(torch.cuda, "device", use)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(here, "device", str(device)))
+    calls_here: Any = SimpleNamespace(add=lambda name: calls.append(f"{name} on {getattr(here, 'device', 'cuda:0')}"))
+    monkeypatch.setattr(Touching, "calls", calls_here)
+    return calls
+
+
+class Touching:
+    """A group or an event of the second device. A new thread is on the first one, and would open a context there."""
+
+    calls: Any = None
+    device = torch.device("cuda:1")
+
+    def abort(self) -> None:
+        self.calls.add("abort")
+
+    def synchronize(self) -> None:
+        self.calls.add("synchronize")
+
+
+def test_no_thread_opens_a_context_on_the_device_of_another_rank(used: list[str]) -> None:
+    """One that ends communicators, that sends copies of shards, or that writes a snapshot."""
+    Endings(Touching.device).end([Touching()], broken=True)
+    assert threads.wait(20)
+    lane: Any = object.__new__(lanes.CudaLane)
+    lane._device, lane._copied = Touching.device, Touching()
+    for wait in (parts.Parcel("", torch.empty(0), Touching()).wait, lane.wait):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(20)
+    assert used == ["abort on cuda:1", "synchronize on cuda:1", "synchronize on cuda:1"]
