@@ -85,7 +85,8 @@ class CudaLane:
 
     def wait(self) -> None:
         if self._copied is not None:
-            self._copied.synchronize()
+            with torch.cuda.device(self._device):  # the thread of the snapshot is on another one
+                self._copied.synchronize()
 
     def take_stalls(self) -> float:
         done = [pair for pair in self._waits if pair[1].query()]

@@ -35,7 +35,7 @@ class ProcessGroups:
         self._device = device
         self._waits = devices.find_waits(self._backend, device)
         self._timeout = datetime.timedelta(seconds=timeout)
-        self._endings = Endings()
+        self._endings = Endings(device)
         self.flags: Any = None
         self._others: frozenset[int] | None = None  # connections older than the groups, during creation ...
         self._listeners: frozenset[int] = frozenset()  # ... and sockets that listened before ...
@@ -135,8 +135,7 @@ class ProcessGroups:
 
         def make() -> None:
             try:
-                if self._device.type == "cuda":
-                    torch.cuda.set_device(self._device)  # each thread has a current device of its own
+                devices.use(self._device)
                 while mine:
                     dist.all_reduce(torch.zeros(1, device=self._device), group=mine.pop(0))
                 self.wait_for_device()

@@ -48,6 +48,12 @@ def find_waits(backend: str, device: torch.device) -> Waits | None:
     return None if synchronize is None else Waits(synchronize, synchronize)
 
 
+def use(device: torch.device) -> None:
+    """Make this device the current one of this thread. A new one is on the first device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def is_capturing() -> bool:
     """Whether what this thread queues now is recorded in a CUDA graph, and will be done at each replay of it."""
     is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -184,7 +184,8 @@ class Parcel:
     def wait(self) -> None:
         """Wait until the device has copied everything."""
         if self.copied is not None:
-            self.copied.synchronize()
+            with torch.cuda.device(self.copied.device):  # a thread of copies is on another one
+                self.copied.synchronize()
 
     def unpack(self) -> Any:
         """The part, of tensors that share the parcel's memory."""
