@@ -342,7 +342,7 @@ def test_a_sharded_model_gets_no_groups_that_the_next_world_has_not(monkeypatch:
 
 
 def test_a_state_that_was_loaded_in_part_is_no_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device may have no memory left for it. In a lost world that ends nobody, and this rank says later what it has."""
+    """A device may have no memory left for it. In a lost world that ends nobody, and this rank votes in the next."""
     memory, _ = make_memory()
     memory.committed = 3
 
