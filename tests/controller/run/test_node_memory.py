@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from controller import loop_turns
 from controller.api_fixture import answering
 from controller.builders import NOW
+from elasticjob_operator import api
 from elasticjob_operator.history import faulty_nodes as faulty
 from elasticjob_operator.kube.cache import Cache
-from elasticjob_operator.run.node_memory import NodeMemory, NodeTaints
+from elasticjob_operator.model.observe import Job
+from elasticjob_operator.run.node_memory import NodeMemory, NodeTaints, find_suspects
 from elasticjob_operator.times import format_time
 
 
@@ -76,6 +80,24 @@ def test_nodes_that_are_not_there_push_no_others_out() -> None:
     cache.put_job(raw_job("one", "zebra", 1, "ml"))
     cache.put_job(raw_job("two", "zebra", 1, "lab"))
     assert find(NodeMemory(cache), NOW, "victim") == ("zebra?",)
+
+
+async def test_faults_of_many_jobs_are_looked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(lambda key: None)
+    async with loop_turns.counted(monkeypatch) as turns:
+        looked = Counter[int]()
+
+        class Noted:
+            @property
+            def status(self) -> api.Status:
+                looked[turns.now] += 1
+                return api.Status()
+
+        for number in range(100):
+            cache.jobs["t", f"j{number}"] = (cast("Job", Noted()), "1")
+        await find_suspects(cache, NOW)
+    assert looked.total() == 100
+    assert max(looked.values()) <= loop_turns.PIECES
 
 
 @pytest.mark.timeout(60)

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from controller import loop_turns
 from controller.api_fixture import answering
+from controller.counted_work import count_calls
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply.apply import Outcome
@@ -434,3 +435,23 @@ async def test_many_that_are_woken_at_once_let_a_job_of_another_namespace_go_fir
                 await asyncio.sleep(0.001)
         await parts.controller.stop()
     assert woken["other"] < 0.9 * jobs, "the others slept still"
+
+
+async def test_a_node_of_many_jobs_takes_no_long_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may create pods writes the name of a node into as many as he likes."""
+    jobs, woken = 1_000, set[JobKey]()
+    node: dict[str, Any] = {"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        monkeypatch.setattr(parts.metrics, "forget_job", woken.add)
+        parts.cache.put_node(node)
+        for number in range(jobs):
+            parts.cache._move(("t", f"j{number}"), "", "n")
+        api.leadership.lend(math.inf)
+        parts.controller.start()
+        node["status"]["conditions"][0]["status"] = "False"
+        assert count_calls(lambda: parts.cache.put_node(node)) <= jobs / 2
+        async with asyncio.timeout(50):
+            while len(woken) < jobs:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+        await parts.controller.stop()
