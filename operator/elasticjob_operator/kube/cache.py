@@ -7,7 +7,7 @@ pass never acts on a state older than its own last action.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from elasticjob_operator import numerals, turn
@@ -57,9 +57,13 @@ class Cache:
         limits: bounds.Limits = bounds.Limits(),
         find_share: Callable[[Raw], observe.PoolShare] = lambda node: observe.PoolShare(),
         find_devices: Callable[[Raw], observe.Devices] = lambda pod_spec: (),
+        wake_many: Callable[[Collection[JobKey]], None] | None = None,
     ) -> None:
-        """`find_share`: what a node gives to its pool. `find_devices`: what a pod with this spec holds of it."""
-        self._wake = wake
+        """`find_share`: what a node gives to its pool. `find_devices`: what a pod with this spec holds of it.
+
+        `wake_many`, if there is one, is called with all jobs that one change affects.
+        """
+        self._wake, self._wake_many = wake, wake_many or self._wake_each
         self._on_unowned = on_unowned
         self._limits, self._find_share, self._find_devices = limits, find_share, find_devices
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
@@ -288,7 +292,10 @@ class Cache:
             self._wake_node(name)
 
     def _wake_node(self, name: str) -> None:
-        for key in list(self._jobs_on_node.get(name, ())):
+        self._wake_many(tuple(self._jobs_on_node.get(name, ())))
+
+    def _wake_each(self, keys: Collection[JobKey]) -> None:
+        for key in keys:
             self._wake(key)
 
     def nodes_of(self, pods: tuple[Pod, ...]) -> Mapping[str, Node]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from elasticjob_operator import text, turn
@@ -215,6 +215,15 @@ class Controller:
             self.wake(key)
         else:
             self._let_sleep(key)
+
+    def notice_many(self, keys: Collection[JobKey]) -> None:
+        """The same of these jobs. Of very many, even to note each takes long."""
+        if len(keys) <= MOST_BEGUN:
+            for key in keys:
+                self.notice(key)
+        else:
+            self._all = (*self._all, *keys)
+            self._wake_soon()
 
     def wake(self, key: JobKey) -> None:
         """Reconcile this job soon."""

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from elasticjob_operator import turn
 from elasticjob_operator.api import names
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.kube.cache import Cache
@@ -61,7 +62,7 @@ async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
     """The nodes with faults of jobs that are not forgotten yet."""
     told = [
         (f"{namespace}/{name}", faults)
-        for (namespace, name), (job, _) in cache.jobs.items()
+        async for (namespace, name), (job, _) in turn.one_by_one([*cache.jobs.items()])
         if (faults := job.status.node_faults)
     ]
     if not told:

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,7 @@ class Operator:
             most,
             functools.partial(capacity.find_share, options.pools),
             functools.partial(capacity.find_devices, options.pools),
+            self._wake_many,
         )
         self.intake = Intake(lambda kind, problem: self.metrics.skipped.labels(kind, problem).inc(), self._tell_skipped)
         self.jobs = JobWatch(api, self.cache, options.identity, options.namespaces, self._stopped, self.intake)
@@ -146,6 +147,10 @@ class Operator:
     def _wake(self, key: JobKey) -> None:
         self.controller.notice(key)
         self.pool.notice(key)
+
+    def _wake_many(self, keys: Collection[JobKey]) -> None:
+        self.controller.notice_many(keys)
+        self.pool.notice_many(keys)
 
     def _wake_all(self) -> None:
         self.controller.wake_all()

@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -86,6 +86,11 @@ class PoolLoop:
         if key in self._memories or self._find_sharing(key) is not None:
             self._noticed.add(key)
             self._changed.set()
+
+    def notice_many(self, keys: Collection[JobKey]) -> None:
+        """The same of these jobs, whether they share a pool or not."""
+        self._noticed.update(keys)
+        self._changed.set()
 
     async def _has_changed(self) -> bool:
         """Whether a round would see something else of the jobs that were noticed since the last look."""

@@ -50,7 +50,7 @@ class Kueue:
         wake_all: Callable[[], None],
         settings: Callable[[], objects.Settings],
     ) -> None:
-        self.store = Store(wake)
+        self.store = Store(wake, wake_all)
         self.settings = settings
         self.follower = Follower(api, namespaces, intake, self.store, wake_all)
         self._writer = Writer(api, self.store)

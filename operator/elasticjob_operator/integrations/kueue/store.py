@@ -67,10 +67,10 @@ def _rank(workload: Workload) -> tuple[bool, int, str]:
 
 
 class Store:
-    """`wake` is called with the key of every job that something changed for."""
+    """`wake` is called with the key of every job that something changed for, `wake_all` if that may be each of them."""
 
-    def __init__(self, wake: Callable[[JobKey], None]) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[JobKey], None], wake_all: Callable[[], None] = lambda: None) -> None:
+        self._wake, self._wake_all = wake, wake_all
         self._workloads: dict[JobKey, _OfKey] = {}
         self._places: dict[tuple[str, str], JobKey] = {}  # where they are kept, by namespace and name
         self._berths = shares.Berths(KEPT_BYTES, KEPT_WORKLOADS, MOST_KEPT_BYTES)
@@ -156,7 +156,3 @@ class Store:
         listed = {item["metadata"]["name"] for item in items}
         for name in [n for n in self.flavors if n not in listed]:
             del self.flavors[name]
-
-    def _wake_all(self) -> None:
-        for key in list(self._workloads):
-            self._wake(key)
