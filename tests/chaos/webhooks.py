@@ -20,7 +20,7 @@ LABEL: Final = "chaos-hook"
 # A late one answers in time; a busy one refuses with 429. From "blinds" on, they change what the trainer needs.
 KINDS: Final = (
     *("denies", "fails", "slow", "late", "busy", "mutates", "shm", "spoils"),
-    *("blinds", "unmounts", "empties", "replaces", "wraps"),
+    *("blinds", "unmounts", "empties", "remounts", "replaces", "wraps"),
 )
 SLOW_SECONDS: Final = 3.0
 WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -99,6 +99,10 @@ def find_patch(kind: str, pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if kind == "empties":
         volumes = [{"name": one["name"], "emptyDir": {}} if "hostPath" in one else one for one in spec["volumes"]]
         yield {"op": "replace", "path": "/spec/volumes", "value": volumes}
+    if kind == "remounts":
+        mounts = [{**one, "name": "scratch"} if one["name"] == "data" else one for one in trainer["volumeMounts"]]
+        yield {"op": "add", "path": "/spec/volumes/-", "value": {"name": "scratch", "emptyDir": {}}}
+        yield {"op": "replace", "path": "/spec/containers/0/volumeMounts", "value": mounts}
     if kind in ("replaces", "wraps"):
         command = ["sleep", "1000000"] if kind == "replaces" else ["vault-env", *trainer["command"]]
         yield {"op": "replace", "path": "/spec/containers/0/command", "value": command}

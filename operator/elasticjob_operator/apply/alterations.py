@@ -7,7 +7,7 @@ before a command that fetches secrets: it is told when the job fails.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,13 @@ _NEEDED: Final = frozenset(
 )
 _GONE: Final = "nothing"
 _EMPTY: Final = "emptyDir"
+# Fields of volumes that others may set as they like ...
+_FREE: Final = frozenset({"divisor", "pullPolicy"})
+# ... those in the operator's own without which its agent does as well ...
+_HARMLESS: Final = ("expirationSeconds", "defaultMode", "mode")
+# ... and those whose values name an object or a place, and are no secrets.
+_NAMES: Final = frozenset({"claimName", "secretName", "name", "path", "server", "reference", "audience"})
+_AMOUNTS: Final = frozenset({"limits", "requests"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,14 @@ def find_alterations(sent: Raw, made: Raw) -> tuple[Alteration, ...]:
     return tuple(found[:MOST])
 
 
+def count_items(pod: Raw) -> int:
+    """How many variables, mounts and volumes there are to compare."""
+    spec = _object(pod.get("spec"))
+    containers = (one for kind in ("initContainers", "containers") for one in spec.get(kind) or ())
+    inner = sum(len(one.get("env") or ()) + len(one.get("volumeMounts") or ()) for one in containers)
+    return inner + len(spec.get("volumes") or ())
+
+
 def describe(found: Sequence[Alteration]) -> str:
     return "; ".join(map(str, found))
 
@@ -81,11 +96,21 @@ def _compare_metadata(before: Raw, after: Raw) -> Iterator[Alteration]:
         yield _changed("metadata.ownerReferences", "its job", ownership.owner_of(after)[0], is_vital=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Volumes:
+    """By name, as they were sent and as they came."""
+
+    sent: Mapping[str, Raw]
+    made: Mapping[str, Raw]
+    fed: frozenset[str]  # by containers that others have added: some bring what is in a claim that way
+
+
 def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
     before, after = sent["spec"], _object(made.get("spec"))
     trainer = trainer_container({"metadata": sent["metadata"], "spec": before})
     others = _by_name(after, "containers") | _by_name(after, "initContainers")
     needed = {trainer, names.VOLUME_RUNTIME, names.VOLUME_PACKAGES}  # containers without which it does not train
+    volumes = _Volumes(_by_name(before, "volumes"), _by_name(after, "volumes"), _find_fed(before, after))
     lasting = set[str]()  # volumes of theirs
     for kind in ("initContainers", "containers"):
         for container in before.get(kind) or ():
@@ -99,10 +124,13 @@ def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
             if name == trainer:
                 yield from _compare_variables(where, container, found)
                 yield from _compare_devices(where, container, found)
-            yield from _compare_mounts(where, container, found, is_needed=name in needed)
+            yield from _compare_mounts(where, container, found, volumes, is_needed=name in needed)
             if name in needed:
                 lasting.update(str(mount.get("name")) for mount in _mounts(container).values())
-    yield from _compare_volumes(before, after, lasting)
+    for name, volume in volumes.sent.items():
+        if (other := volumes.made.get(name)) is not None:  # else its mounts have gone with it, and are told
+            field, is_fed = f"spec.volumes[{_cut(name)}]", name in volumes.fed
+            yield from _compare_volume(field, volume, other, is_needed=name in lasting, is_fed=is_fed)
     if after.get("restartPolicy") != before.get("restartPolicy"):
         yield _changed("spec.restartPolicy", before.get("restartPolicy"), after.get("restartPolicy"), is_vital=True)
     for field in ("hostname", "subdomain"):
@@ -111,6 +139,17 @@ def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
     grace, left = (_number(one.get("terminationGracePeriodSeconds")) for one in (before, after))
     if grace is not None and left is not None and left < grace:
         yield _changed("spec.terminationGracePeriodSeconds", grace, left)
+
+
+def _find_fed(before: Raw, after: Raw) -> frozenset[str]:
+    known = {one["name"] for kind in ("containers", "initContainers") for one in before.get(kind) or ()}
+    return frozenset(
+        str(mount.get("name"))
+        for kind in ("containers", "initContainers")
+        for container in _by_name(after, kind).values()
+        if container.get("name") not in known
+        for mount in container.get("volumeMounts") or ()
+    )
 
 
 def _compare_start(where: str, before: Raw, after: Raw, *, is_trainer: bool) -> Iterator[Alteration]:
@@ -131,7 +170,7 @@ def _compare_variables(where: str, before: Raw, after: Raw) -> Iterator[Alterati
     wanted, found = _variables(before), _variables(after)
     for name, one in wanted.items():
         other = found.get(name)
-        if other is not None and _holds(other, one):
+        if other == one or (other is not None and _holds(other, one)):
             continue
         if name == "PYTHONPATH" and _RUNTIME in str(one.get("value")):
             value = str((other or {}).get("value") or "")
@@ -151,47 +190,95 @@ def _compare_devices(where: str, before: Raw, after: Raw) -> Iterator[Alteration
             yield _changed(f"{where}.resources.limits[{_cut(name)}]", amount, left.get(name))
 
 
-def _compare_mounts(where: str, before: Raw, after: Raw, *, is_needed: bool) -> Iterator[Alteration]:
+def _compare_mounts(where: str, before: Raw, after: Raw, volumes: _Volumes, *, is_needed: bool) -> Iterator[Alteration]:
     found = _mounts(after)
     for path, mount in _mounts(before).items():
         other = found.get(path)
+        if other == mount:
+            continue
         field = f"{where}.volumeMounts[{_cut(path)}]"
         if other is None:
             is_vital = is_needed and path != "/dev/shm"  # noqa: S108
             yield Alteration(field, f"volume {_cut(mount.get('name'))}", _GONE, is_vital)
-        elif other.get("readOnly") and not mount.get("readOnly"):
+            continue
+        if other.get("readOnly") and not mount.get("readOnly"):
             yield Alteration(field, "writable", "readOnly")
-        elif mount.get("name") == other.get("name") and mount.get("subPath") != other.get("subPath"):
-            yield _changed(f"{field}.subPath", mount.get("subPath"), other.get("subPath"))
+        if mount.get("name") != other.get("name"):
+            yield from _compare_mounted(field, mount, other, volumes, is_needed=is_needed)
+            continue
+        for name in ("subPath", "subPathExpr"):
+            if (mount.get(name) or "") != (other.get(name) or ""):
+                yield _changed(f"{field}.{name}", mount.get(name), other.get(name))
 
 
-def _compare_volumes(before: Raw, after: Raw, needed: Collection[str]) -> Iterator[Alteration]:
-    found = _by_name(after, "volumes")
-    known = {one["name"] for kind in ("containers", "initContainers") for one in before.get(kind) or ()}
-    fed = {  # by containers that others have added: some bring what is in a claim that way
-        mount.get("name")
-        for kind in ("containers", "initContainers")
-        for container in _by_name(after, kind).values()
-        if container.get("name") not in known
-        for mount in container.get("volumeMounts") or ()
-    }
-    for name, volume in _by_name(before, "volumes").items():
-        other = found.get(name)
-        if other is None:
-            continue  # its mounts have gone with it, and are told
-        kind, instead = _kind(volume), _kind(other)
-        field = f"spec.volumes[{_cut(name)}]"
-        if kind == instead == _EMPTY:
-            yield from _compare_empty(field, _object(volume.get(kind)), _object(other.get(kind)))
-        elif kind != instead:
-            is_lost = instead == _EMPTY and name not in fed and name in needed
-            is_ours = bool(_find_token(volume).startswith(names.TOKEN_AUDIENCE))
-            yield Alteration(field, kind, instead, is_vital=is_lost or is_ours)
-        elif kind == "projected" and _find_token(volume) and _find_token(other) != _find_token(volume):
-            is_ours = _find_token(volume).startswith(names.TOKEN_AUDIENCE)
-            yield _changed(f"{field}.projected", _find_token(volume), _find_token(other), is_vital=is_ours)
-        elif kind == "persistentVolumeClaim" and volume[kind].get("claimName") != other[kind].get("claimName"):
-            yield _changed(f"{field}.{kind}", volume[kind].get("claimName"), other[kind].get("claimName"))
+def _compare_mounted(field: str, mount: Raw, other: Raw, volumes: _Volumes, *, is_needed: bool) -> Iterator[Alteration]:
+    """Another volume is mounted there: it may have the same content, unless that comes from other containers."""
+    name, instead = str(mount.get("name")), str(other.get("name"))
+    volume, mounted = volumes.sent.get(name, {}), volumes.made.get(instead, {})
+    is_empty = _kind(volume) == _EMPTY
+    is_fed = instead in volumes.fed
+    found = list(_compare_volume(field, volume, mounted, is_needed=is_needed, is_fed=is_fed))
+    if found or is_empty:
+        is_lost = is_needed and mount.get("mountPath") == names.RUNTIME_PATH
+        is_vital = is_lost or any(one.is_vital for one in found)
+        yield Alteration(field, f"volume {_cut(name)}", f"volume {_cut(instead)}", is_vital)
+
+
+def _compare_volume(field: str, volume: Raw, other: Raw, *, is_needed: bool, is_fed: bool) -> Iterator[Alteration]:
+    if volume == other:
+        return
+    kind, instead = _kind(volume), _kind(other)
+    token = _find_token(volume)
+    is_ours = token.startswith(names.TOKEN_AUDIENCE)
+    if kind == instead == _EMPTY:
+        yield from _compare_empty(field, _object(volume.get(kind)), _object(other.get(kind)))
+    elif kind != instead:
+        yield Alteration(field, kind, instead, is_vital=is_ours or (instead == _EMPTY and is_needed and not is_fed))
+    elif token and _find_token(other) != token:
+        yield _changed(f"{field}.{kind}", token, _find_token(other), is_vital=is_ours)
+    elif (found := _find_difference(volume[kind], other[kind], f"{field}.{kind}", is_ours=is_ours)) is not None:
+        yield found
+
+
+def _find_difference(wanted: Any, found: Any, path: str, *, is_ours: bool) -> Alteration | None:
+    """The first place in a volume's source that has become another one.
+
+    What is there no more is told of the operator's own volumes only: of others, the API server drops unknown fields.
+    """
+    if found == wanted:
+        return None
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key, value in wanted.items():
+            other = found.get(key)
+            if key not in _FREE and value not in ("", None, {}, []) and (is_ours or other is not None):
+                inner = _find_difference(value, other, f"{path}.{_cut(key)}", is_ours=is_ours)
+                if inner is not None:
+                    return inner
+        return None
+    if isinstance(wanted, list) and isinstance(found, list):
+        return _find_difference_of_lists(wanted, found, path, is_ours=is_ours)
+    above, _, key = path.rpartition(".")
+    if str(found) == str(wanted) or (above.rpartition(".")[2] in _AMOUNTS and _is_same_amount(wanted, found)):
+        return None
+    if key == "reference" and _is_same_image(str(wanted), str(found)):
+        return None
+    is_told = key in _NAMES and not isinstance(wanted, Mapping | list)
+    before, after = (wanted, found) if is_told else ("its value", None if found is None else "its value")
+    return _changed(path, before, after, is_vital=is_ours and key not in _HARMLESS)
+
+
+def _find_difference_of_lists(
+    wanted: Sequence[Any], found: Sequence[Any], path: str, *, is_ours: bool
+) -> Alteration | None:
+    """Others may have put theirs between those that were sent."""
+    if len(wanted) == len(found):
+        pairs = enumerate(zip(wanted, found, strict=True))
+        looked = (_find_difference(one, other, f"{path}[{at}]", is_ours=is_ours) for at, (one, other) in pairs)
+        return next((one for one in looked if one is not None), None)
+    rest = iter(found)
+    if all(any(_find_difference(one, other, path, is_ours=is_ours) is None for other in rest) for one in wanted):
+        return None
+    return _changed(path, "its value", "its value", is_vital=is_ours)
 
 
 def _compare_empty(field: str, before: Raw, after: Raw) -> Iterator[Alteration]:
@@ -221,6 +308,8 @@ def _split_image(image: str) -> tuple[str, str, str]:
 
 def _is_same_amount(wanted: object, found: object) -> bool:
     """The API server writes quantities in a form of its own."""
+    if wanted == found:
+        return True
     try:
         return quantity.parse(wanted) == quantity.parse(found)
     except ValueError:
