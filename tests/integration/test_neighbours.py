@@ -189,6 +189,9 @@ def test_a_webhook_that_changes_pods_does_no_harm(lab: Lab, kind: str) -> None:
             "unmounts", "PodAltered", ("volumeMounts[/var/run/secrets/elasticjob.dev]", "nothing"), id="takes a mount"
         ),
         pytest.param("empties", "PodAltered", ("volumes[data]: hostPath became emptyDir",), id="takes a volume"),
+        pytest.param(
+            "remounts", "PodAltered", ("volumeMounts[/data]: volume data became volume scratch",), id="mounts another"
+        ),
         pytest.param("replaces", "PodAltered", ("command: torchrun train.py became sleep",), id="takes the command"),
     ],
 )
@@ -286,7 +289,9 @@ def test_a_volume_that_is_lost_while_the_job_trains_is_told_when_it_grows(lab: L
     await_healthy(jobs, 3)
 
 
-@pytest.mark.parametrize("type", ["MaintenancePlanned", "GracefulNodeShutdownInProgress"])
+@pytest.mark.parametrize(
+    "type", ["MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "GracefulNodeShutdownInProgress"]
+)
 def test_new_pods_avoid_a_node_whose_condition_announces_its_end(lab: Lab, type: str) -> None:
     jobs = lab(f"life-{type.lower()}")
     if parse_version(jobs.cluster.version) < (1, 23):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller.builders import make_job, make_spec
+from controller.counted_work import count_work
 from elasticjob_operator.api import names
 from elasticjob_operator.apply import alterations, manifests
 from elasticjob_operator.plan.values import NewPod
@@ -360,6 +362,33 @@ def test_values_of_users_are_not_told(change: Change) -> None:
     told = alterations.tell(alterations.find_alterations(sent, made))
     assert told
     assert "hunter" not in told
+
+
+@pytest.mark.parametrize(
+    ("field", "item"),
+    [
+        ("env", {"name": "V{}", "value": "1"}),
+        ("env", {"name": "V{}", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}),
+        ("volumeMounts", {"name": "tmp", "mountPath": "/m{}"}),
+        ("volumes", {"name": "v{}", "emptyDir": {}}),
+        ("volumes", {"name": "v{}", "persistentVolumeClaim": {"claimName": "c"}}),
+    ],
+)
+def test_what_has_not_changed_costs_little(field: str, item: Pod) -> None:
+    """There may be thousands of each."""
+
+    def count(number: int) -> int:
+        sent = build_pod()
+        text = json.dumps(item)
+        items = [json.loads(text.replace("{}", str(n))) for n in range(number)]
+        (sent["spec"] if field == "volumes" else trainer_of(sent))[field] += items
+        made = copy.deepcopy(sent)
+        return count_work(lambda: alterations.find_alterations(sent, made))
+
+    assert count(200) - count(100) <= 100 * MOST_STEPS
+
+
+MOST_STEPS = 130  # instructions for each item
 
 
 def test_a_pod_of_which_much_has_changed_is_told_in_short() -> None:

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
-from controller.builders import make_job, make_world
+from controller.builders import make_job, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
-from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply import alterations, manifests
 from elasticjob_operator.apply.apply import MOST_MEMBERS_IN_LOOP, Applier
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
@@ -324,6 +324,29 @@ async def test_the_operators_shared_memory_gives_way_to_that_of_a_webhook(tmp_pa
         await applier.close()
     assert [[v["name"] for v in body["spec"]["volumes"]] for body in sent] == 3 * [[names.VOLUME_TOKEN]]
     assert refused == 1
+
+
+async def test_large_pods_are_compared_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those that were asked for: a job may have as many variables as fit into its template."""
+    find, compared = alterations.find_alterations, dict[str, bool]()
+
+    def note(sent: Any, made: Any) -> Any:
+        compared[sent["metadata"]["name"]] = threading.current_thread() is threading.main_thread()
+        return find(sent, made)
+
+    monkeypatch.setattr(alterations, "find_alterations", note)
+    many = [{"name": f"V{n}", "value": "1"} for n in range(5_000)]
+    server = Server()
+    async with answering(server.answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        for name, variables in (("small", many[:5]), ("large", many)):
+            template = {"spec": {"containers": [{"name": "w", "image": "i", "env": variables}]}}
+            job = replace(make_job(make_spec(template=template)), name=name, uid=name)
+            outcome = await applier.apply(job, "1", Plan(job.status, create=(NewPod(0),)), 0.0)
+            assert outcome.problem is None
+        await applier.close()
+    assert compared == {"small-worker-0": True, "large-worker-0": False}
 
 
 async def test_the_large_statuses_of_one_namespace_delay_no_others(

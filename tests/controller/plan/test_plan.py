@@ -45,6 +45,30 @@ def test_a_fresh_job_gets_its_pods_and_objects() -> None:
     assert not made.directives
 
 
+@pytest.mark.parametrize(
+    ("template_hash", "seconds", "charged", "words"),
+    [
+        pytest.param("", 60, 1, "spec.template.spec.activeDeadlineSeconds has passed", id="the template's"),
+        pytest.param("", 30, 0, "sets 60: an admission webhook or a policy does", id="others'"),
+        pytest.param("before", 60, 1, "spec.template.spec.activeDeadlineSeconds", id="the same as before"),
+        pytest.param(
+            "before", 30, 0, "sets 60: an earlier template, an admission webhook or a policy", id="of another template"
+        ),
+    ],
+)
+def test_whose_deadline_is_charged(template_hash: str, seconds: int, charged: int, words: str) -> None:
+    """What an earlier template has set is mended, and nobody can tell it from what a policy has."""
+    spec = make_spec(template={"spec": {**TEMPLATE["spec"], "activeDeadlineSeconds": 60}})
+    ended = make_pod(
+        0, "Failed", reason="DeadlineExceeded", deadline_seconds=seconds,
+        template_hash=template_hash or spec.template_hash,
+    )  # fmt: skip
+    made = plan(see(make_job(spec, started()), (ended, make_pod(1))))
+    assert made.status.restarts.user == charged
+    assert made.status.last_failure is not None
+    assert words in (made.status.last_failure.message or "")
+
+
 def test_a_budget_is_made_when_the_first_world_is_written() -> None:
     """Until then nothing would be lost, and a drain must not wait for a job that does not start."""
     pods = (make_pod(0), make_pod(1))

@@ -15,11 +15,12 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
-from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply import apply, manifests
 from elasticjob_operator.plan.values import NewPod
 from elasticjob_operator.run import controller
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
+from elasticjob_operator.times import format_time
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -245,6 +246,43 @@ async def test_a_server_that_was_away_is_not_told_afterwards(tmp_path: Path, mon
                 await asyncio.sleep(0.01)
 
 
+class Overloaded(Refusing):
+    """An API server that is too busy for each status of a job, and for nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(BUSY, 1, method="none")
+        self.events: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/events"):
+            self.events.append((await request.json())["message"])
+        if request.path.endswith("/status"):
+            self.tries.append(time.monotonic())
+            return web.json_response(BUSY, status=429, headers={"Retry-After": "1"})
+        if request.method == "POST" and request.path.endswith("/pods"):
+            made = await request.json()
+            metadata = {**made["metadata"], "uid": "pod", "namespace": "t", "resourceVersion": "7"}
+            return web.json_response({**made, "metadata": metadata}, status=201)
+        return await super().answer(request)
+
+
+async def test_a_status_for_which_the_server_is_too_busy_is_held_back_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever news there are, as each message of an agent is: others share that server."""
+    monkeypatch.setattr(apply, "TOLD_SECONDS", 2.0)
+    server = Overloaded()
+    async with server.running(tmp_path) as operator:
+        while not server.events or len(server.tries) < 3:
+            server.report(operator)
+            await asyncio.sleep(0.02)
+    first = server.tries[0]
+    assert sum(at < first + 0.9 for at in server.tries) == 1, "it asked for a second"
+    assert sum(at < first + 2.5 for at in server.tries) <= 3, "and is asked later and later"
+    told = [one for one in server.events if "its status" in one]
+    assert len(told) == 1 and "a sealed vault" in told[0]
+
+
 class Altering(Refusing):
     """An API server with an admission policy that takes from each pod what makes it a worker."""
 
@@ -288,3 +326,103 @@ async def test_a_pod_that_a_policy_makes_a_strangers_is_told_and_not_kept(
                 await asyncio.sleep(0.01)
     assert "an admission webhook or a policy" in server.told
     assert "rename the job" not in server.told
+
+
+class Storing(Refusing):
+    """An API server with a policy that replaces the command of each pod; the operator is told of them as by a watch."""
+
+    def __init__(self, *, is_watched: bool = True) -> None:
+        super().__init__(QUOTA, 1, method="none")
+        self.is_watched, self.loses_first = is_watched, False
+        self.operator: Operator | None = None
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.deleted = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        assert self.operator is not None
+        cache, name = self.operator.cache, request.path.rpartition("/")[2]
+        if request.method == "POST" and name == "pods":
+            return await self._make(request)
+        if "/pods/" not in request.path:
+            return await super().answer(request)
+        pod = self.pods.get(name)
+        if pod is None:
+            return web.Response(status=404)
+        if request.method == "DELETE":
+            self.deleted += 1
+            del self.pods[name]
+            uid = pod["metadata"]["uid"]
+            asyncio.get_running_loop().call_later(0.1, cache.drop_pod, uid)  # its node has let it go
+            return web.json_response({**pod, "metadata": {**pod["metadata"], "deletionTimestamp": format_time(0.0)}})
+        return web.json_response(pod)
+
+    async def _make(self, request: web.Request) -> web.StreamResponse:
+        self.tries.append(time.monotonic())
+        made = await request.json()
+        name = made["metadata"]["name"]
+        is_taken = name in self.pods
+        if not is_taken:
+            self.store(made, str(len(self.tries)), time.time())
+        if self.loses_first and len(self.tries) == 1:
+            assert request.transport is not None
+            request.transport.abort()
+        if is_taken:
+            taken = {"kind": "Status", "reason": "AlreadyExists", "code": 409, "message": "it exists"}
+            return web.json_response(taken, status=409)
+        return web.json_response(self.pods[name], status=201)
+
+    def store(self, made: dict[str, Any], uid: str, created: float) -> None:
+        metadata = made["metadata"] | {"uid": f"pod-{uid}", "namespace": "t", "resourceVersion": "7"}
+        metadata["creationTimestamp"] = format_time(created)
+        trainer = {**made["spec"]["containers"][0], "command": ["sleep"], "args": ["1"]}
+        pod = {**made, "metadata": metadata, "spec": {**made["spec"], "containers": [trainer]}}
+        self.pods[metadata["name"]] = pod
+        if self.is_watched:
+            assert self.operator is not None
+            self.operator.cache.put_pod(pod)
+
+    @contextlib.asynccontextmanager
+    async def running(self, directory: Path) -> AsyncIterator[Operator]:
+        self.stored["spec"]["template"]["spec"]["containers"][0]["command"] = ["torchrun", "t.py"]
+        async with super().running(directory) as operator:
+            self.operator = operator
+            yield operator
+
+
+async def test_altered_pods_are_made_less_and_less_often(tmp_path: Path) -> None:
+    """That each of them comes and goes is no reason to make the next one at once."""
+    server = Storing()
+    async with server.running(tmp_path) as operator:
+        while not server.tries or time.monotonic() < server.tries[0] + SECONDS:
+            server.report(operator)
+            await asyncio.sleep(0.02)
+    assert 1 < len(server.tries) <= 4, "at once, and after 1, 2, 4 ... seconds"
+    assert "PodAltered" in str(server.stored["status"]["conditions"])
+
+
+@pytest.mark.parametrize("is_watched", [pytest.param(True, id="watched"), pytest.param(False, id="not yet seen")])
+async def test_an_altered_pod_is_not_kept_where_the_answer_was_lost(tmp_path: Path, is_watched: bool) -> None:
+    server = Storing(is_watched=is_watched)
+    server.loses_first = True
+    async with server.running(tmp_path), asyncio.timeout(30):
+        while not server.deleted or "command" not in server.told:  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+    assert "torchrun t.py became sleep" in server.told
+
+
+@pytest.mark.parametrize("loses_first", [pytest.param(False, id="answered"), pytest.param(True, id="not answered")])
+async def test_a_pod_that_was_there_before_is_not_compared(tmp_path: Path, loses_first: bool) -> None:
+    """Another version of the operator may have made it otherwise."""
+    server = Storing(is_watched=False)
+    async with server.running(tmp_path) as operator, asyncio.timeout(30):
+        job, _ = operator.cache.jobs[KEY]
+        assert job.spec is not None
+        made = manifests.build_pod(job, job.spec, NewPod(0), manifests.Settings(hub_url="ws://hub:1"))
+        server.store(made, "earlier", time.time() - 60)
+        server.loses_first = loses_first
+        while not operator.cache.pods(KEY):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.report(operator)
+        await operator.controller.stop()
+    assert server.tries and not server.deleted
+    assert operator.cache.pods(KEY)[0].uid == "pod-earlier"
