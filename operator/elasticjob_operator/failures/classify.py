@@ -148,10 +148,14 @@ _AT_DEADLINE = (
 )
 
 
-def tell_deadline(pod: Pod, template: Mapping[str, Any], what: str) -> str:
-    """Whose deadline a pod has that this template does not give it."""
+_ADMISSION = "an admission webhook or a policy"
+
+
+def tell_deadline(pod: Pod, template: Mapping[str, Any], what: str, *, is_earlier: bool = False) -> str:
+    """Whose deadline a pod has that this template does not give it. `is_earlier`: it was made of another one."""
     wanted, seconds = template["spec"].get("activeDeadlineSeconds"), pod.deadline_seconds
-    whose = repr(pod.deadline_writer) if pod.deadline_writer else "an admission webhook or a policy"
+    others = "an earlier template, an admission webhook or a policy" if is_earlier else _ADMISSION
+    whose = repr(pod.deadline_writer) if pod.deadline_writer else others
     instead = "does not set it" if wanted is None else f"sets {wanted}"
     return (
         f"activeDeadlineSeconds ({seconds}) {what} this pod, and spec.template.spec {instead}: {whose} does: let it "
@@ -160,7 +164,7 @@ def tell_deadline(pod: Pod, template: Mapping[str, Any], what: str) -> str:
 
 
 def has_foreign_deadline(pod: Pod, template: Mapping[str, Any]) -> bool:
-    """Whether somebody else has given this pod of this template a deadline, or another one."""
+    """Whether a pod has a deadline that this template does not give it."""
     wanted = template["spec"].get("activeDeadlineSeconds")
     return pod.deadline_seconds is not None and pod.deadline_seconds != wanted
 

@@ -323,10 +323,9 @@ def _failure_of(pod: Pod, seen: Seen, spec: api.Spec, status: api.Status, rank: 
     if probe and _was_asked_to_stop(pod, seen):
         return classify.failure_of_probed_end(pod, probe)
     deadline = ""
-    # A pod of an earlier template may have its deadline from that, unless somebody is known to have written it.
-    is_known = pod.template_hash == spec.template_hash or bool(pod.deadline_writer)
-    if is_known and classify.has_foreign_deadline(pod, spec.template):
-        deadline = classify.tell_deadline(pod, spec.template, "has passed for")
+    if classify.has_foreign_deadline(pod, spec.template):
+        is_earlier = pod.template_hash != spec.template_hash
+        deadline = classify.tell_deadline(pod, spec.template, "has passed for", is_earlier=is_earlier)
     failure = classify.failure_of_pod(pod, seen.nodes.get(pod.node), rank, probe, deadline)
     unfit = classify.blame_unfit_node(failure, classify.last_words_of(pod, seen.agents.get(pod.uid)))
     if unfit is not failure and (rank is None or unfit.reason == classify.CORRUPT):
