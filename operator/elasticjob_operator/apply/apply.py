@@ -13,13 +13,14 @@ import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from elasticjob_operator import api
 from elasticjob_operator.api import names, wire
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.apply import alterations, batches, deletions, manifests, refusals, resizing
+from elasticjob_operator.apply import batches, deletions, manifests, refusals, resizing
 from elasticjob_operator.apply.events import EventRecorder
+from elasticjob_operator.apply.new_pods import MOST_REMEMBERED, NewPods
 from elasticjob_operator.apply.refused_writes import RefusedWrites
 from elasticjob_operator.backoff import find_pause
 from elasticjob_operator.kube.cache import Cache
@@ -31,19 +32,19 @@ from elasticjob_operator.model import ownership
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.model.served import Served
-from elasticjob_operator.plan.plan import Child, Deletion, Kind, NewPod, Plan
+from elasticjob_operator.plan.plan import Child, Deletion, Kind, Plan
 from elasticjob_operator.plan.reporting import Event, list_true, observe
 from elasticjob_operator.recent import Recent
-from elasticjob_operator.rest.errors import ApiError, UnreadableError, without_frames
-from elasticjob_operator.rest.request import MERGE_PATCH, METADATA_ONLY, path_of
+from elasticjob_operator.rest.errors import BUSY, ApiError, UnreadableError, without_frames
+from elasticjob_operator.rest.request import MERGE_PATCH, path_of
 
 logger = logging.getLogger(__name__)
 
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
-MOST_REMEMBERED = 1000  # jobs of which something is known
 MOST_MEMBERS_IN_LOOP = 1000  # before and after, of a status whose patch is built in the event loop
 REFUSED_SECONDS, MOST_REFUSED_SECONDS = 1.0, 300.0  # before a status that decides is sent again
-SHM_SECONDS = 300.0  # during which pods get no /dev/shm where a webhook mounts it: it may be removed
+MOST_BUSY_SECONDS, LONGEST_ASKED = 30.0, 60.0  # the same, of a busy server, and if that asks for more
+TOLD_SECONDS = 8.0  # during which it may be busy
 # No pod starts before its network policy and its certificate are there. A group keeps nobody out.
 _GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP)
 _FIRST = (*_GUARDS, Kind.POD_GROUP)
@@ -75,6 +76,13 @@ class _Refused:
     version: str  # of the job
     failures: int
     until: float
+    since: float
+    is_told: bool
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it would take it at another time."""
+        return self.error.status in BUSY
 
 
 class Applier:
@@ -86,13 +94,10 @@ class Applier:
         self._hub = hub
         self.settings = settings
         self.recorder = EventRecorder(api, reporter)
-        self._threads = Threads("status")  # for large ones
+        self._threads = Threads("apply")  # for large statuses and pods
         self.served = Served()
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
-        # What others have changed in the newest pod, by the job's UID.
-        self.altered: Recent[str, str] = Recent(MOST_REMEMBERED)
-        self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
-        self._held: set[JobKey] = set()
+        self.new_pods = NewPods(api, cache, lambda: self.settings, self._threads, self.refused, self._delete_pod)
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
         self._refused: Recent[str, _Refused] = Recent(MOST_REMEMBERED)  # of what decides, by the job's UID
 
@@ -103,9 +108,10 @@ class Applier:
 
     async def apply(self, job: Job, version: str, plan: Plan, now: float) -> Outcome:
         """Carry out the plan. Raises ApiError if it has to be retried."""
-        self._held.discard(job.key)
+        self.new_pods.held.discard(job.key)
         # While its status is refused, nothing new is begun: a world that stops could not be followed by another one.
-        waits = plan.announces or self._find_refused(job, version) is not None
+        known = self._find_refused(job, version)
+        waits = plan.announces or (known is not None and not known.is_busy)
         if not waits:
             self._hub.direct(job.key, plan.directives)
         if plan.confirm:
@@ -119,8 +125,8 @@ class Applier:
         self.recorder.record(job, list_true(plan.events, has_undeleted=bool(undeleted)), now)
         if plan.delete_job:
             await self._delete_job(job)
-        is_held = job.key in self._held
-        self._held.discard(job.key)
+        is_held = job.key in self.new_pods.held
+        self.new_pods.held.discard(job.key)
         problem, blocks = refusals.find_problem(refused), refusals.is_blocking(refused)
         again_at = unwritten.until if unwritten is not None else None
         return Outcome(problem, blocks, is_held, unresized, refusals.find_undeleted(undeleted), again_at)
@@ -163,11 +169,11 @@ class Applier:
         """Create the pods, once all that guards them is there; otherwise none. Returns the errors."""
         guards = [child for child in plan.ensure if child.kind in _GUARDS]
         ensured = await asyncio.gather(*(self._ensure(job, child) for child in guards), return_exceptions=True)
-        errors = [error for error in ensured if error is not None]
+        errors = [error for error in ensured if error is not None] or await self.new_pods.look_at_unanswered(job)
         if errors:
             return errors
         return await batches.run_all(
-            functools.partial(self._create_pod, job, new) for new in plan.create[:MOST_CREATIONS]
+            functools.partial(self.new_pods.create, job, new) for new in plan.create[:MOST_CREATIONS]
         )
 
     # The job.
@@ -235,7 +241,7 @@ class Applier:
                 left_out = refusals.find_unwritable(error, patch)
                 if not left_out:
                     self._note_refused(job, version, error, now)
-                    if error.status != 422 or refusals.decides(patch):
+                    if error.status not in (422, *BUSY) or refusals.decides(patch):
                         raise
                     return
                 unwritable = {**unwritable, **{name: patch[name] for name in left_out}}
@@ -248,20 +254,25 @@ class Applier:
                 return
 
     def _find_refused(self, job: Job, version: str) -> _Refused | None:
-        """The refusal of a status of this job as it is; one that has changed is tried at once."""
+        """The refusal of a status of this job as it is; one that has changed is tried at once, unless that was busy."""
         refused = self._refused.get(job.uid)
-        return refused if refused is not None and refused.version == version else None
+        return refused if refused is not None and (refused.is_busy or refused.version == version) else None
 
     def _note_refused(self, job: Job, version: str, error: ApiError, now: float) -> None:
         """Try later and later what the API server will hardly take, and tell whose job waits for it."""
-        if error.status != 422:
+        is_busy = error.status in BUSY
+        if error.status != 422 and not is_busy:
             return
-        same = self._find_refused(job, version)
-        failures = same.failures + 1 if same is not None else 1
-        error.retry_after = find_pause(failures, first=REFUSED_SECONDS, most=MOST_REFUSED_SECONDS)
-        is_known = job.uid in self._refused
-        self._refused[job.uid] = _Refused(error, version, failures, now + error.retry_after)
-        if not is_known:
+        before, same = self._refused.get(job.uid), self._find_refused(job, version)
+        if same is not None and same.is_busy is not is_busy:
+            same = None
+        failures, since = (1, now) if same is None else (same.failures + 1, same.since)
+        pause = find_pause(failures, first=REFUSED_SECONDS, most=MOST_BUSY_SECONDS if is_busy else MOST_REFUSED_SECONDS)
+        error.retry_after = max(pause, min(error.retry_after or 0.0, LONGEST_ASKED)) if is_busy else pause
+        was_told = before is not None and before.is_told
+        is_told = was_told or not is_busy or now - since >= TOLD_SECONDS
+        self._refused[job.uid] = _Refused(error, version, failures, now + error.retry_after, since, is_told)
+        if is_told and not was_told:
             told = refusals.explain_unwritten(error)
             self.recorder.record(job, [Event("StatusRefused", told, warning=True)], now)
 
@@ -289,75 +300,6 @@ class Applier:
         await self._unless_gone(job, self._api.request("DELETE", path, body))
 
     # Pods.
-
-    async def _create_pod(self, job: Job, new: NewPod) -> None:
-        assert job.spec is not None, "pods are planned for valid jobs only"
-        body = manifests.build_pod(job, job.spec, new, self.settings)
-        plain = manifests.without_shm(body)
-        if plain is not None and time.monotonic() < self._without_shm.get(job.uid, 0.0):
-            await self._send_pod(job, plain)
-            return
-        try:
-            await self._send_pod(job, body)
-        except ApiError as error:
-            if plain is None or not refusals.is_shm_taken(error):
-                raise
-            self._without_shm[job.uid] = time.monotonic() + SHM_SECONDS
-            await self._send_pod(job, plain)
-
-    async def _send_pod(self, job: Job, body: dict[str, Any]) -> None:
-        path = path_of("v1", "pods", job.namespace)
-        try:
-            made = await self._api.request("POST", path, body, job=job.name)
-        except UnreadableError:  # it is created, and larger than what is read
-            made = await self._api.request("GET", f"{path}/{body['metadata']['name']}", accept=METADATA_ONLY)
-        except ApiError as error:
-            self._note_refused_write(job, error)
-            if error.status != 409:
-                raise refusals.name_pod(error, body) from error
-            await self._look_at(job, body["metadata"]["name"])
-            return
-        metadata = made["metadata"]
-        found = alterations.find_alterations(body, made)
-        if vital := [one for one in found if one.is_vital]:
-            named = refusals.name_alterations(metadata["name"], alterations.describe(vital))
-            await self._give_up(job, metadata, named)
-        if found:
-            self.altered[job.uid] = alterations.tell(found)
-        else:
-            self.altered.pop(job.uid, None)
-        self._cache.put_pod({**body, "metadata": metadata})
-
-    async def _give_up(self, job: Job, metadata: Mapping[str, Any], why: ApiError) -> NoReturn:
-        """A pod that is no worker: nobody else would remove it, and it would keep its name and its devices."""
-        try:
-            await self._delete_pod(job, Deletion(metadata["name"], metadata["uid"], why.message))
-        except ApiError as error:
-            kept = f"{why.message}; and it cannot be deleted: {error.message}"
-            why = ApiError(why.status, why.reason, kept, error.retry_after)
-        self._note_refused_write(job, why)
-        raise why
-
-    async def _look_at(self, job: Job, name: str) -> None:
-        """The name is taken: read the pod, which is either this job's (not in the cache yet) or another's."""
-        try:
-            raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
-        except UnreadableError:  # none that the operator has made
-            raise refusals.name_taken("pod", name) from None
-        except ApiError as error:
-            if error.status == 404:
-                self._held.add(job.key)  # it has gone since, and nothing else might wake the job
-                return
-            raise
-        metadata = raw["metadata"]
-        if ownership.owner_of(metadata)[1] == job.uid and not ownership.why_no_worker(metadata):
-            if (metadata.get("labels") or {}).get(names.LABEL_APP) != names.LABEL_APP_VALUE:
-                raise refusals.label_lost(name)  # no event would tell of its end
-            self._cache.put_pod(raw)
-        elif metadata.get("deletionTimestamp") is not None:
-            self._held.add(job.key)
-        else:
-            raise refusals.name_taken("pod", name)
 
     async def _delete_pod(self, job: Job, deletion: Deletion) -> None:
         path = path_of("v1", "pods", job.namespace, deletion.name)

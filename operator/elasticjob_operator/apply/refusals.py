@@ -238,7 +238,8 @@ def explain_unwritten(error: ApiError) -> str:
             "the API server refuses the job as it is stored, and with it each status: its pods go on, but nothing "
             f"changes until its spec is mended: {error.message}"
         )
-    return f"the job waits: the API server refuses its status, which is tried again later: {error.message}"
+    why = f"{error}" if error.status in BUSY else error.message
+    return f"the job waits: the API server refuses its status, which is tried again later: {why}"
 
 
 def _find_fields(error: ApiError) -> list[re.Match[str] | None]:

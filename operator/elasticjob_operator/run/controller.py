@@ -334,7 +334,7 @@ class Controller:
             template=await self._find_template(job) if job.awaited and self._find_template else None,
             origin=self._find_origin(job),
             problem=loop.problem or loop.trouble or loop.undeleted,
-            altered=self._applier.altered.get(job.uid, ""),
+            altered=self._applier.new_pods.altered.get(job.uid, ""),
             said=loop.quiet.said,
             unresized=loop.unresized,
             contested_until=contested_until,
@@ -457,11 +457,16 @@ class Controller:
 
     def _find_basis(self, job: Job) -> object:
         """What a refusal may depend on: if this changes, the next try is made at once."""
-        pods = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(job.key))
+        given_up = self._applier.new_pods.given_up  # they come and go with each try
+        pods = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(job.key) if p.uid not in given_up)
         return pods, self._cache.children(job)
 
     async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
         """Retry a failed pass: at once with fresh data if the cache was stale, otherwise with back-off."""
+        if error is loop.last_error and error.retry_after:  # the applier holds back what it would have sent
+            logger.debug("%s/%s: %s", *key, error)
+            self._wake_later(key, loop, min(error.retry_after, self._note_trouble(loop) or error.retry_after))
+            return
         if error.status in (404, 409):
             logger.debug("%s/%s: %s; reading the job again", *key, error)
             try:
@@ -472,8 +477,8 @@ class Controller:
                 logger.exception("%s/%s: the job could not be read into the cache; this is a bug", *key)
         else:
             self._on_error()
-            is_known, loop.last_error = error is loop.last_error, error  # one that the applier holds back is told once
-            logger.log(logging.DEBUG if is_known else logging.WARNING, "%s/%s: %s", *key, error)
+            loop.last_error = error
+            logger.warning("%s/%s: %s", *key, error)
             loop.tries_one = True
         is_busy, answers = error.status in BUSY, self._api.heard > loop.unanswered_at
         if is_busy:
