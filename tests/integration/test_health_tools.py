@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lupa import lua51
 
-from operator_fixture import ROOT, Jobs, light_spec, wait_for
+import argocd
+from operator_fixture import Jobs, light_spec, wait_for
 
 pytestmark = pytest.mark.timeout(180)
-SCRIPT = ROOT / "manifests/argocd/health.lua"
 
 
 def find_generations(job: dict[str, Any]) -> set[int]:
@@ -78,8 +77,6 @@ KEPT = condition("Warning", "PodHeld", "by x")
 def test_health_in_argo_cd(
     conditions: list[dict[str, str]] | None, phase: str, observed: int, health: str, told: str
 ) -> None:
-    lua = lua51.LuaRuntime()
     status = {"phase": phase, "observedGeneration": observed, "conditions": conditions}
-    lua.globals().obj = lua.table_from({"metadata": {"generation": 2}, "status": status}, recursive=True)
-    found = lua.execute(SCRIPT.read_text())
-    assert (found["status"], told in found["message"]) == (health, True)
+    found, message = argocd.compute({"metadata": {"generation": 2}, "status": status})
+    assert (found, told in message) == (health, True)
