@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 MOST_CREATIONS = 500  # pods per pass; the job may change or be deleted before the next pass
 MOST_MEMBERS_IN_LOOP = 1000  # before and after, of a status whose patch is built in the event loop
 REFUSED_SECONDS, MOST_REFUSED_SECONDS = 1.0, 300.0  # before a status that decides is sent again
-MOST_BUSY_SECONDS, LONGEST_ASKED = 30.0, 60.0  # the same, of a busy server, and if that asks for more
+MOST_BUSY_SECONDS = 30.0  # the same, of a server that is too busy for one ...
+LONGEST_ASKED = 60.0  # ... and if that asks for more
 TOLD_SECONDS = 8.0  # during which it may be busy
 # No pod starts before its network policy and its certificate are there. A group keeps nobody out.
 _GUARDS = (Kind.NETWORK_POLICY, Kind.CONFIG_MAP)
@@ -271,7 +272,9 @@ class Applier:
         error.retry_after = max(pause, min(error.retry_after or 0.0, LONGEST_ASKED)) if is_busy else pause
         was_told = before is not None and before.is_told
         is_told = was_told or not is_busy or now - since >= TOLD_SECONDS
-        self._refused[job.uid] = _Refused(error, version, failures, now + error.retry_after, since, is_told)
+        self._refused[job.uid] = _Refused(
+            without_frames(error), version, failures, now + error.retry_after, since, is_told
+        )
         if is_told and not was_told:
             told = refusals.explain_unwritten(error)
             self.recorder.record(job, [Event("StatusRefused", told, warning=True)], now)

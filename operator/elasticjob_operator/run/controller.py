@@ -17,7 +17,7 @@ from elasticjob_operator import text, turn
 from elasticjob_operator.api import names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.apply import deletions, refusals
-from elasticjob_operator.apply.apply import Applier, Outcome
+from elasticjob_operator.apply.apply import LONGEST_ASKED, Applier, Outcome
 from elasticjob_operator.backoff import find_pause, spread
 from elasticjob_operator.failures import health_watch
 from elasticjob_operator.hub import server as hubs
@@ -52,7 +52,6 @@ TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
 SHORTEST_PAUSE = 0.1  # after an error
 BUSY_SECONDS = 0.5  # of a server that is too busy for a job, and answers nobody: then one looks whether it would
-LONGEST_ASKED = 60.0  # seconds that a busy server may ask for
 LINES_AT_ONCE, LINES_PER_SECOND = 50.0, 0.2  # about one job in the log
 TOLD_SECONDS = 2.0  # until a job that may not tell its news looks whether it may
 MOST_BEGUN = 100  # jobs whose tasks are made in one turn of the event loop
@@ -464,7 +463,7 @@ class Controller:
     async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
         """Retry a failed pass: at once with fresh data if the cache was stale, otherwise with back-off."""
         if error is loop.last_error and error.retry_after:  # the applier holds back what it would have sent
-            logger.debug("%s/%s: %s", *key, error)
+            logger.debug("%s/%s: %s", *key, without_frames(error))
             self._wake_later(key, loop, min(error.retry_after, self._note_trouble(loop) or error.retry_after))
             return
         if error.status in (404, 409):
