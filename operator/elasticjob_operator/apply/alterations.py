@@ -15,6 +15,7 @@ from elasticjob_operator import quantity, text
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import trainer_container
 from elasticjob_operator.model import launchers, ownership
+from elasticjob_operator.untyped import as_object
 
 Raw = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ def find_alterations(sent: Raw, made: Raw) -> tuple[Alteration, ...]:
 
 def count_items(pod: Raw) -> int:
     """How many variables, mounts and volumes there are to compare."""
-    spec = _object(pod.get("spec"))
+    spec = as_object(pod.get("spec"))
     containers = (one for kind in ("initContainers", "containers") for one in spec.get(kind) or ())
     inner = sum(len(one.get("env") or ()) + len(one.get("volumeMounts") or ()) for one in containers)
     return inner + len(spec.get("volumes") or ())
@@ -88,7 +89,7 @@ def tell(found: Sequence[Alteration]) -> str:
 
 def _compare_metadata(before: Raw, after: Raw) -> Iterator[Alteration]:
     """Marks by which the operator finds its pods, and the owner by which they are a job's."""
-    labels = _object(after.get("labels"))
+    labels = as_object(after.get("labels"))
     for key, value in before["labels"].items():
         if names.is_mark(key) and labels.get(key) != value:
             yield _changed(f"metadata.labels[{_cut(key)}]", value, labels.get(key), is_vital=True)
@@ -106,7 +107,7 @@ class _Volumes:
 
 
 def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
-    before, after = sent["spec"], _object(made.get("spec"))
+    before, after = sent["spec"], as_object(made.get("spec"))
     trainer = trainer_container({"metadata": sent["metadata"], "spec": before})
     others = _by_name(after, "containers") | _by_name(after, "initContainers")
     needed = {trainer, names.VOLUME_RUNTIME, names.VOLUME_PACKAGES}  # containers without which it does not train
@@ -184,7 +185,7 @@ def _compare_variables(where: str, before: Raw, after: Raw) -> Iterator[Alterati
 
 def _compare_devices(where: str, before: Raw, after: Raw) -> Iterator[Alteration]:
     """Devices that the trainer has lost: the number of its processes was made for them."""
-    limits, left = (_object(_object(one.get("resources")).get("limits")) for one in (before, after))
+    limits, left = (as_object(as_object(one.get("resources")).get("limits")) for one in (before, after))
     for name, amount in limits.items():
         if "/" in name and not _is_same_amount(amount, left.get(name)):
             yield _changed(f"{where}.resources.limits[{_cut(name)}]", amount, left.get(name))
@@ -231,7 +232,7 @@ def _compare_volume(field: str, volume: Raw, other: Raw, *, is_needed: bool, is_
     token = _find_token(volume)
     is_ours = token.startswith(names.TOKEN_AUDIENCE)
     if kind == instead == _EMPTY:
-        yield from _compare_empty(field, _object(volume.get(kind)), _object(other.get(kind)))
+        yield from _compare_empty(field, as_object(volume.get(kind)), as_object(other.get(kind)))
     elif kind != instead:
         yield Alteration(field, kind, instead, is_vital=is_ours or (instead == _EMPTY and is_needed and not is_fed))
     elif token and _find_token(other) != token:
@@ -343,8 +344,8 @@ def _kind(volume: Raw) -> str:
 
 def _find_token(volume: Raw) -> str:
     """Audience and path of the token in a projected volume; "" if it has none."""
-    for source in _object(volume.get("projected")).get("sources") or ():
-        token = _object(_object(source).get("serviceAccountToken"))
+    for source in as_object(volume.get("projected")).get("sources") or ():
+        token = as_object(as_object(source).get("serviceAccountToken"))
         if token.get("path"):
             return f"{token.get('audience') or ''} {token['path']}"
     return ""
@@ -390,7 +391,3 @@ def _cut(name: object) -> str:
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _object(value: object) -> Raw:
-    return value if isinstance(value, Mapping) else {}

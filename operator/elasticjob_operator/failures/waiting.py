@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from elasticjob_operator.failures.nodes import NEW_NODE_SECONDS
 from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.untyped import as_object, list_objects
 
 NOT_STARTING: Final = "PodNotStarting"
 QUIET: Final = ("", "ContainerCreating", "PodInitializing")  # why a container waits, as far as its status tells
@@ -121,7 +122,9 @@ def is_still_told(reason: str, pods: Iterable[Pod], wanted: int, lived: float, n
 
 def name_gates(message: str, template: Mapping[str, Any]) -> str:
     """What a pod with scheduling gates says, with those of this template and who takes them away."""
-    gates = [str(one["name"]) for one in _list_objects(template, "schedulingGates") if isinstance(one.get("name"), str)]
+    gates = [
+        str(one["name"]) for one in list_objects(template.get("schedulingGates")) if isinstance(one.get("name"), str)
+    ]
     if not gates:
         return f"{message}: the template has no spec.schedulingGates, so a webhook or a queue has added one: look there"
     owners = list(dict.fromkeys(gate.partition("/")[0] for gate in gates))
@@ -137,7 +140,9 @@ def name_gates(message: str, template: Mapping[str, Any]) -> str:
 
 def name_pull_secrets(message: str, template: Mapping[str, Any]) -> str:
     """What a pod whose image cannot be pulled says, with the secrets of this template that may be missing or old."""
-    secrets = [one["name"] for one in _list_objects(template, "imagePullSecrets") if isinstance(one.get("name"), str)]
+    secrets = [
+        one["name"] for one in list_objects(template.get("imagePullSecrets")) if isinstance(one.get("name"), str)
+    ]
     if not secrets:
         return message
     verb = "has" if len(secrets) == 1 else "have"
@@ -159,27 +164,17 @@ def name_sources(message: str, template: Mapping[str, Any]) -> str:
 
 
 def _find_sources(container: Mapping[str, Any]) -> Iterator[str]:
-    used = [(one, "Ref") for one in _list_objects(container, "envFrom")]
-    used += [(_map(one, "valueFrom"), "KeyRef") for one in _list_objects(container, "env")]
+    used = [(one, "Ref") for one in list_objects(container.get("envFrom"))]
+    used += [(as_object(one.get("valueFrom")), "KeyRef") for one in list_objects(container.get("env"))]
     for source, ending in used:
         for kind, field in (("Secret", "secret"), ("ConfigMap", "configMap")):
-            if name := _map(source, field + ending).get("name"):
+            if name := as_object(source.get(field + ending)).get("name"):
                 yield f"{kind} {name}"
 
 
 def _join(names: Iterable[str], between: str = ", ") -> str:
     first = list(itertools.islice(names, MOST_NAMED + 1))
     return between.join([*first[:MOST_NAMED], *(["…"] if len(first) > MOST_NAMED else ())])
-
-
-def _map(fields: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    found = fields.get(field)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _list_objects(template: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    found = template.get(field)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 _About = tuple[tuple[re.Pattern[str], Callable[[Mapping[str, Any]], Iterator[str]]], ...]
@@ -220,29 +215,29 @@ def _name(message: str, template: Mapping[str, Any], about: _About) -> str:
 
 
 def _name_chosen(template: Mapping[str, Any]) -> Iterator[str]:
-    chosen = _map(template, "nodeSelector")
+    chosen = as_object(template.get("nodeSelector"))
     if chosen:
         yield f"nodeSelector: {_join(f'{key}={value}' for key, value in chosen.items())}"
-    if _map(_map(template, "affinity"), "nodeAffinity").get(_REQUIRED):
+    if as_object(as_object(template.get("affinity")).get("nodeAffinity")).get(_REQUIRED):
         yield "affinity.nodeAffinity"
     if template.get("runtimeClassName"):
         yield f"runtimeClassName: {template['runtimeClassName']}, which may choose nodes"
 
 
 def _name_tolerated(template: Mapping[str, Any]) -> Iterator[str]:
-    tolerated = _join(str(one.get("key") or "all taints") for one in _list_objects(template, "tolerations"))
+    tolerated = _join(str(one.get("key") or "all taints") for one in list_objects(template.get("tolerations")))
     yield f"tolerations: {tolerated or 'none'}"
 
 
 def _name_spread(template: Mapping[str, Any]) -> Iterator[str]:
-    spread = _list_objects(template, "topologySpreadConstraints")
+    spread = list_objects(template.get("topologySpreadConstraints"))
     if spread:
         yield f"topologySpreadConstraints: {_join(str(one.get('topologyKey')) for one in spread)}"
 
 
 def _name_neighbours(template: Mapping[str, Any]) -> Iterator[str]:
     for kind in ("podAffinity", "podAntiAffinity"):
-        rules = _list_objects(_map(_map(template, "affinity"), kind), _REQUIRED)
+        rules = list_objects(as_object(as_object(template.get("affinity")).get(kind)).get(_REQUIRED))
         if rules:
             yield f"affinity.{kind}: {_join(str(one.get('topologyKey')) for one in rules)}"
 
@@ -251,8 +246,8 @@ def _name_ports(template: Mapping[str, Any]) -> Iterator[str]:
     field = "containerPort" if template.get("hostNetwork") is True else "hostPort"
     named = _join(
         f"{field} {port[field]} of {container.get('name')}"
-        for container in _list_objects(template, "containers")
-        for port in _list_objects(container, "ports")
+        for container in list_objects(template.get("containers"))
+        for port in list_objects(container.get("ports"))
         if port.get(field)
     )
     if named:
@@ -260,7 +255,7 @@ def _name_ports(template: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _name_volumes(template: Mapping[str, Any]) -> Iterator[str]:
-    named = _join(filter(None, map(_name_claim, _list_objects(template, "volumes"))), "; ")
+    named = _join(filter(None, map(_name_claim, list_objects(template.get("volumes")))), "; ")
     if named:
         yield f"volumes: {named}"
 
@@ -278,21 +273,21 @@ def _name_runtime(template: Mapping[str, Any]) -> Iterator[str]:
 
 def _name_files(template: Mapping[str, Any]) -> Iterator[str]:
     for container in _list_containers(template):
-        for one in _list_objects(container, "env"):
-            file = _map(_map(one, "valueFrom"), "fileKeyRef")
+        for one in list_objects(container.get("env")):
+            file = as_object(as_object(one.get("valueFrom")).get("fileKeyRef"))
             if file:
                 yield f"containers: env {one.get('name')} from {file.get('path')} in volume {file.get('volumeName')}"
 
 
 def _name_paths(template: Mapping[str, Any]) -> Iterator[str]:
     for container in _list_containers(template):
-        for one in _list_objects(container, "volumeMounts"):
+        for one in list_objects(container.get("volumeMounts")):
             if one.get("subPathExpr"):
                 yield f"containers: subPathExpr {one['subPathExpr']}, which takes what env of that container sets"
 
 
 def _list_containers(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*_list_objects(template, "initContainers"), *_list_objects(template, "containers")]
+    return [*list_objects(template.get("initContainers")), *list_objects(template.get("containers"))]
 
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -333,7 +328,7 @@ def _name_claim(volume: object) -> str:
 
 
 def _name_claims(template: Mapping[str, Any]) -> str:
-    claims = _list_objects(template, "resourceClaims")
+    claims = list_objects(template.get("resourceClaims"))
     wanted = (one.get("resourceClaimName") or one.get("resourceClaimTemplateName") for one in claims)
     return _join(str(name) for name in wanted if name)
 
@@ -346,7 +341,7 @@ def _guess(pod: Pod, template: Mapping[str, Any]) -> str:
         late = "".join(f", and is its volume provided (spec.template.spec.{one})" for one in _name_volumes(template))
         return f"no scheduler has placed it: is {scheduler} running (spec.template.spec.schedulerName){missing}{late}?"
     if pod.waiting == "PodInitializing":
-        init = _list_objects(template, "initContainers")
+        init = list_objects(template.get("initContainers"))
         named = _join(str(one.get("name")) for one in init)
         sidecars = _join(str(one.get("name")) for one in init if one.get("restartPolicy") == "Always")
         older = f"; restartPolicy: Always of {sidecars} makes a sidecar from Kubernetes 1.29 on" if sidecars else ""

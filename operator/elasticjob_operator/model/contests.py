@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from elasticjob_operator.model import own_size
+from elasticjob_operator.model import ownership
 
 WINDOW_SECONDS: Final = 120.0
 LEAST: Final = 4  # changes within that time, by more than one writer
@@ -29,7 +29,7 @@ History = tuple[Change, ...]
 
 def find_writer(metadata: Mapping[str, Any]) -> str:
     """The field manager that has written `spec.replicas` last; "" if it is not known."""
-    return next(reversed([*own_size.find_writers(metadata)]), "")
+    return next(reversed([*ownership.find_writers(metadata, "replicas")]), "")
 
 
 def note(history: History, replicas: int, writer: str, now: float) -> History:

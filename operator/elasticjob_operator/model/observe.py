@@ -19,6 +19,7 @@ from elasticjob_operator.model.containers import LONGEST_MESSAGE, LONGEST_REASON
 from elasticjob_operator.model.topology import Place
 from elasticjob_operator.templates import taking
 from elasticjob_operator.times import parse_time
+from elasticjob_operator.untyped import as_object
 
 Raw = Mapping[str, Any]
 T = TypeVar("T")
@@ -323,7 +324,7 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits(), before: Job |
     """
     metadata = raw["metadata"]
     generation = metadata.get("generation")
-    annotations = _object(metadata.get("annotations"))
+    annotations = as_object(metadata.get("annotations"))
     said = reading.read_status(raw.get("status"))
     asked = reading.read_asked(raw.get("spec"), limits, said.status, metadata, before.asked if before else None)
     spec, read = asked.spec, asked.read
@@ -342,12 +343,12 @@ def observe_job(raw: Raw, limits: bounds.Limits = bounds.Limits(), before: Job |
         asked=asked,
         problems=read.problems,
         awaited=read.awaited,
-        has_replicas=_object(raw.get("spec")).get("replicas") is not None,
+        has_replicas=as_object(raw.get("spec")).get("replicas") is not None,
         size_writer=contests.find_writer(metadata),
         own_replicas=read.own_replicas,
         status_raw=said.raw,
         unread=unread,
-        labels=_keep_marks(_object(metadata.get("labels"))),
+        labels=_keep_marks(as_object(metadata.get("labels"))),
         annotations=_keep_marks(annotations),
         notices=(*asked.notices, *extra),
     )
@@ -359,15 +360,11 @@ def _keep_marks(marks: Raw) -> dict[str, str]:
 
 def identify_job(raw: Raw) -> Job | None:
     """A job of which only the identity is known; None if not even that is."""
-    metadata = _object(raw.get("metadata"))
+    metadata = as_object(raw.get("metadata"))
     namespace, name, uid = (metadata.get(key) for key in ("namespace", "name", "uid"))
     if not (isinstance(namespace, str) and isinstance(name, str) and isinstance(uid, str)):
         return None
     return Job(namespace, name, uid, spec=None, status=api.Status())
-
-
-def _object(value: object) -> Raw:
-    return value if isinstance(value, Mapping) else {}
 
 
 def resolve_nproc(spec: api.Spec) -> int:

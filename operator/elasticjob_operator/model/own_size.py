@@ -9,14 +9,15 @@ A number is its user's if it is another one, if another writer has it among its 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from elasticjob_operator import api, numerals, text
+from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names
+from elasticjob_operator.model.ownership import find_writers
+from elasticjob_operator.untyped import as_object
 
-MOST_WRITERS: Final = 100  # that are looked at
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -30,10 +31,12 @@ class Evidence:
 
 
 def find_evidence(metadata: Mapping[str, Any]) -> Evidence:
-    annotations = _object(metadata.get("annotations"))
+    annotations = as_object(metadata.get("annotations"))
     applied = annotations.get(LAST_APPLIED)
     marks = tuple(_read_mark(annotations, mark) for mark in (names.ANNOTATION_DEFAULT, names.ANNOTATION_POOL))
-    return Evidence(marks, frozenset(find_writers(metadata)), hash(applied) if isinstance(applied, str) else 0)
+    return Evidence(
+        marks, frozenset(find_writers(metadata, "replicas")), hash(applied) if isinstance(applied, str) else 0
+    )
 
 
 def find_own(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None:
@@ -41,31 +44,19 @@ def find_own(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None
     number = spec.get("replicas")
     if not isinstance(number, int):
         return None
-    is_pooled = _object(spec.get("scaling")).get("mode") == api.ScalingMode.GOODPUT
-    if _object(spec.get("elasticPolicy")).get("metrics") and not is_pooled:
+    is_pooled = as_object(spec.get("scaling")).get("mode") == api.ScalingMode.GOODPUT
+    if as_object(spec.get("elasticPolicy")).get("metrics") and not is_pooled:
         return number
-    annotations = _object(metadata.get("annotations"))
+    annotations = as_object(metadata.get("annotations"))
     # In the mode Manual, a number of the pool is what the job was to keep.
     marks = (names.ANNOTATION_DEFAULT, names.ANNOTATION_POOL) if is_pooled else (names.ANNOTATION_DEFAULT,)
     if all(_read_mark(annotations, mark) != number for mark in marks):
         return None
-    return None if set(find_writers(metadata)) - {names.FIELD_MANAGER} else number
+    return None if set(find_writers(metadata, "replicas")) - {names.FIELD_MANAGER} else number
 
 
 def _read_mark(annotations: Mapping[str, Any], mark: str) -> int | None:
     return numerals.read_count(annotations.get(mark), 10**9)
-
-
-def find_writers(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """The field managers that have `spec.replicas` among their fields; the one that wrote last comes last."""
-    entries = metadata.get("managedFields")
-    for entry in entries[:MOST_WRITERS] if isinstance(entries, list) else ():
-        fields = entry.get("fieldsV1") if isinstance(entry, Mapping) else None
-        spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
-        if isinstance(spec, Mapping) and "f:replicas" in spec:
-            manager = text.clean(str(entry.get("manager") or ""), 128)
-            if manager:
-                yield manager
 
 
 def read_applied(annotations: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -83,9 +74,5 @@ def read_applied(annotations: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def is_in_file(metadata: Mapping[str, Any], number: int) -> bool:
     """Whether the number is in the file: `kubectl apply` sends only what differs, and so does not own what is equal."""
-    applied = read_applied(_object(metadata.get("annotations")))
+    applied = read_applied(as_object(metadata.get("annotations")))
     return applied is not None and applied.get("replicas") == number
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_operator import numerals, text
 from elasticjob_operator.api import names
+from elasticjob_operator.untyped import as_object
 
 Raw = Mapping[str, Any]
 POD = "Pod"
@@ -54,18 +55,22 @@ def is_shared(metadata: Raw) -> bool:
     return len(metadata.get("ownerReferences") or ()) > 1
 
 
+def find_writers(metadata: Raw, field: str) -> Iterator[str]:
+    """The field managers that have this field of the spec among theirs; the one that wrote last comes last."""
+    entries = metadata.get("managedFields")
+    for entry in entries[:MOST_WRITERS] if isinstance(entries, list) else ():
+        if f"f:{field}" in as_object(as_object(as_object(entry).get("fieldsV1")).get("f:spec")):
+            manager = text.clean(str(entry.get("manager") or ""), 128)
+            if manager:
+                yield manager
+
+
 def find_writer(metadata: Raw, field: str) -> str:
     """Who has set this field of the spec, other than the operator; "" if the API server does not know.
 
     It knows whoever changes an object later; what admission sets in a new one has no manager.
     """
-    entries = metadata.get("managedFields")
-    for entry in entries[:MOST_WRITERS] if isinstance(entries, list) else ():
-        fields = entry.get("fieldsV1") if isinstance(entry, Mapping) else None
-        spec = fields.get("f:spec") if isinstance(fields, Mapping) else None
-        if isinstance(spec, Mapping) and f"f:{field}" in spec and entry.get("manager") != names.FIELD_MANAGER:
-            return text.clean(str(entry.get("manager") or ""), 128)
-    return ""
+    return next((one for one in find_writers(metadata, field) if one != names.FIELD_MANAGER), "")
 
 
 def find_keepers(metadata: Raw) -> tuple[str, ...]:

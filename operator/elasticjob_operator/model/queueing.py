@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from elasticjob_operator.api import names
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.model.reading import Notice
+from elasticjob_operator.untyped import as_object
 
 
 def find_unasked(job: Job, *, has_kueue: bool) -> tuple[Notice, ...]:
@@ -26,8 +27,7 @@ def find_unasked(job: Job, *, has_kueue: bool) -> tuple[Notice, ...]:
 
 def _find_queues(job: Job) -> Iterator[tuple[str, str]]:
     """Where a queue is named, and which; the right place comes first."""
-    described = job.spec.template.get("metadata") if job.spec is not None else None
-    of_pods = described if isinstance(described, Mapping) else {}
+    of_pods = as_object(job.spec.template.get("metadata") if job.spec is not None else None)
     places = (
         ("metadata.labels", job.labels),
         ("metadata.annotations", job.annotations),
@@ -35,6 +35,6 @@ def _find_queues(job: Job) -> Iterator[tuple[str, str]]:
         ("spec.template.metadata.annotations", of_pods.get("annotations")),
     )
     for place, marks in places:
-        queue = marks.get(names.LABEL_QUEUE) if isinstance(marks, Mapping) else None
+        queue = as_object(marks).get(names.LABEL_QUEUE)
         if queue and isinstance(queue, str):
             yield place, queue[:63]

@@ -18,6 +18,7 @@ from elasticjob_operator import api, text
 from elasticjob_operator.api import bounds, podtemplate
 from elasticjob_operator.model import contradictions, launchers, misspelt, own_size
 from elasticjob_operator.templates import taking
+from elasticjob_operator.untyped import as_object
 
 T = TypeVar("T")
 
@@ -114,8 +115,7 @@ def read_asked(
         return before
     read = read_spec(written, limits, status, metadata)
     spec, waiting = keep_in_force(read.spec, status) if read.spec else (None, ())
-    annotations = metadata.get("annotations")
-    pruned = find_pruned(annotations if isinstance(annotations, Mapping) else {}, written)
+    pruned = find_pruned(as_object(metadata.get("annotations")), written)
     if spec is None:
         basis = replace(basis, written=None)  # it may have any size
     # What is told is kept beside the spec, also of a job whose spec is not.

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeGuard
 from elasticjob_operator import text
 from elasticjob_operator.api import names
 from elasticjob_operator.api.podtemplate import INSTALLER_FIELDS
+from elasticjob_operator.untyped import as_object
 
 Object = Mapping[str, Any]
 
@@ -118,8 +119,8 @@ def _fill_installer(template: Object, trainer: str, job: Object) -> Object:
 def _annotate(spec: Object, trainer: str) -> dict[str, Any]:
     """The spec in which this container trains."""
     pod = spec["template"]
-    metadata = _object(pod.get("metadata"))
-    annotations = {**_object(metadata.get("annotations")), names.ANNOTATION_TRAINER: trainer}
+    metadata = as_object(pod.get("metadata"))
+    annotations = {**as_object(metadata.get("annotations")), names.ANNOTATION_TRAINER: trainer}
     return {**spec, "template": {**pod, "metadata": {**metadata, "annotations": annotations}}}
 
 
@@ -136,8 +137,8 @@ def _find_trainer(spec: Object) -> str | None:
 
 def _named_trainer(spec: Object) -> Any:
     """What the annotation says, else the first container."""
-    metadata = _object(_object(spec.get("template")).get("metadata"))
-    named = _object(metadata.get("annotations")).get(names.ANNOTATION_TRAINER)
+    metadata = as_object(as_object(spec.get("template")).get("metadata"))
+    named = as_object(metadata.get("annotations")).get(names.ANNOTATION_TRAINER)
     return named or next(iter(_container_names(spec)), None)
 
 
@@ -147,9 +148,5 @@ def _container_names(spec: Object) -> list[str]:
 
 def _containers(spec: Object, kind: str) -> list[dict[str, Any]]:
     """The containers of a spec; none if they are not what a pod template has."""
-    found = _object(_object(spec.get("template")).get("spec")).get(kind)
+    found = as_object(as_object(spec.get("template")).get("spec")).get(kind)
     return [dict(c) for c in found] if _is_named(found, "name") else []
-
-
-def _object(value: Any) -> Object:
-    return value if isinstance(value, Mapping) else {}

@@ -10,6 +10,7 @@ from typing import Any, Final
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.templates.merge import merge
+from elasticjob_operator.untyped import as_object
 
 MOST_FIELDS: Final = 64
 SHORTEST_PAUSE, LONGEST_PAUSE = 5.0, 60.0  # seconds between two looks for a template that is not there
@@ -30,8 +31,7 @@ class Awaited:
     @property
     def manager(self) -> str:
         """The controller that manages the job; "" if none is named."""
-        run = self.spec.get("runPolicy")
-        return str(self.spec.get("managedBy") or (run.get("managedBy") if isinstance(run, Mapping) else "") or "")
+        return str(self.spec.get("managedBy") or as_object(self.spec.get("runPolicy")).get("managedBy") or "")
 
     @property
     def is_ours(self) -> bool:
@@ -62,8 +62,7 @@ def find_awaited(spec: object, status: api.Status) -> Awaited | None:
 
     A job that has started takes none any more: servers without CEL let its spec name one later.
     """
-    ref = spec.get("templateRef") if isinstance(spec, Mapping) else None
-    name = ref.get("name") if isinstance(ref, Mapping) else None
+    name = as_object(as_object(spec).get("templateRef")).get("name")
     if not isinstance(spec, Mapping) or not isinstance(name, str):
         return None
     if status.template is not None or status.start_time is not None or status.finished:
@@ -83,7 +82,7 @@ def read_template(raw: Mapping[str, Any]) -> Found | Refusal:
         name=name,
         uid=str(metadata.get("uid", "")),
         generation=numerals.read_count(metadata.get("generation")) or 0,
-        spec=spec if isinstance(spec, Mapping) else {},
+        spec=as_object(spec),
     )
 
 
