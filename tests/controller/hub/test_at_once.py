@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,8 @@ from controller.hub_fixture import FAST, RunningHub, eventually, running_hub
 from elasticjob_operator.hub import auth, frames, handshake
 from hostile_agents import Door, Peer, connecting
 
-PATIENT = replace(FAST, hello_seconds=60.0)  # a busy machine takes its time for the greetings of many
+# A busy machine takes its time for the greetings of many, and those that have greeted say nothing meanwhile.
+PATIENT = replace(FAST, hello_seconds=60.0, timeout_min=60.0)
 
 
 class Ticks:
@@ -75,7 +76,7 @@ async def test_the_frames_of_a_few_pods_are_parsed_in_one_iteration(monkeypatch:
     ticks = Ticks()
     received = web.RequestHandler.data_received
     monkeypatch.setattr(web.RequestHandler, "data_received", ticks.recording(received, least=16 * 1024))
-    settings = replace(PATIENT, message_burst=20, timeout_min=60)
+    settings = replace(PATIENT, message_burst=20)
     async with running_hub(settings) as running, asyncio.TaskGroup() as group:
         counting = group.create_task(ticks.count())
         await say_at_once(running, b"\x01\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 40_000)
@@ -108,6 +109,14 @@ def write_state(peer: Peer, namespace: str) -> None:
     peer.writer.write(bytes([0x81, 0xFE]) + len(payload).to_bytes(2, "big") + bytes(4) + payload)
 
 
+async def ping(peers: Sequence[Peer]) -> None:
+    """All that there are, ten times a second."""
+    while True:
+        for peer in peers:
+            peer.writer.write(PING)
+        await asyncio.sleep(0.1)
+
+
 async def test_what_the_pods_of_one_namespace_say_at_once_keeps_no_other_namespace_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -120,8 +129,7 @@ async def test_what_the_pods_of_one_namespace_say_at_once_keeps_no_other_namespa
         return decode(data)
 
     monkeypatch.setattr(frames, "decode", recorded)
-    settings = replace(PATIENT, timeout_min=60)
-    async with running_hub(settings, authenticate=by_namespace) as running, AsyncExitStack() as stack:
+    async with running_hub(PATIENT, authenticate=by_namespace) as running, AsyncExitStack() as stack:
         evil = [await enter(stack, running, f"evil/{i}") for i in range(40)]
         nice = await enter(stack, running, "nice/0")
         for peer in evil * 2:
@@ -141,15 +149,16 @@ async def test_a_pod_whose_message_waits_for_those_of_others_is_not_silent(monke
         return decode(data)
 
     monkeypatch.setattr(frames, "decode", slow)
-    settings = replace(PATIENT, late_seconds=0.2)  # a busy machine holds up the pods of this test with its hub
+    # A busy machine holds up the pods of this test with its hub.
+    settings = replace(PATIENT, timeout_min=1.0, late_seconds=0.2)
     async with running_hub(settings, authenticate=by_namespace) as running, AsyncExitStack() as stack:
-        peers = [await enter(stack, running, f"nice/{i}") for i in range(100)]
+        peers: list[Peer] = []
+        pinging = asyncio.create_task(ping(peers))
+        stack.callback(pinging.cancel)
+        for i in range(100):
+            peers.append(await enter(stack, running, f"nice/{i}"))  # it pings from then on
         for peer in peers:
             write_state(peer, "nice")
         counts = running.hub.counts
-        async with asyncio.timeout(100):
-            while counts["message:state"] < len(peers) and not counts["lost:silent"]:
-                for peer in peers:
-                    peer.writer.write(PING)
-                await asyncio.sleep(0.1)
+        await eventually(lambda: counts["message:state"] == len(peers) or bool(counts["lost:silent"]), 100)
         assert not counts["lost:silent"] and running.hub.connections == len(peers)
