@@ -92,6 +92,7 @@ class Cluster:
         self.ports = 40_000
         self.made = 0
         self.wake_at: float | None = None
+        self.rested: tuple[Seen, Config, bool] | None = None  # what the operator saw when nothing was left to do
         self.plans: list[Plan] = []
         self.events: list[Event] = []
         self.created: list[str] = []
@@ -202,6 +203,8 @@ class Cluster:
 
     def make_pass(self) -> bool:
         seen = self.seen()
+        if self._rests(seen):
+            return True
         made = plan(seen, self.config)
         if self.deletes_refused:
             made = replace(made, delete=())
@@ -215,7 +218,15 @@ class Cluster:
         self.wake_at = made.wake_at
         if quiet:
             assert made.wake_at is None or made.wake_at > self.now, f"wakes in the past: {made.reason}"
+            self.rested = seen, self.config, self.deletes_refused
         return quiet or self.deleted
+
+    def _rests(self, seen: Seen) -> bool:
+        """Whether nobody would wake the operator: nothing but the time has changed since it came to rest."""
+        if self.rested is None or (self.wake_at is not None and self.wake_at <= self.now):
+            return False
+        before, *rest = self.rested
+        return rest == [self.config, self.deletes_refused] and replace(seen, now=before.now) == before
 
     def _is_news(self, made: Plan) -> bool:
         return any(self.told.get(uid) != d for uid, d in made.directives.items())
@@ -290,6 +301,7 @@ class Cluster:
 
     def start_operator(self, *, stale: tuple[Pod, ...] | None = None) -> None:
         self.operator_up, self.hub_started, self.stale_pods = True, self.now, stale
+        self.rested = None
         for pod in self.pods.values():
             if pod.agent is not None and pod.agent.alive:
                 agent = pod.agent
