@@ -85,6 +85,13 @@ def end_by_signal(_: str) -> Exception:
     raise AssertionError("the handler has ended the script")
 
 
+def meet() -> None:
+    """Wait for all ranks: one that raises an error ends, and the world is not whole then for those that come late."""
+    Path(os.environ["OUT"], f"met-{dist.get_rank()}").touch()
+    while len([*Path(os.environ["OUT"]).glob("met-*")]) < dist.get_world_size():
+        time.sleep(0.005)
+
+
 @contextlib.contextmanager
 def raising(step: int, model: torch.nn.Module) -> Iterator[None]:
     """A script that looks at what a backward pass has done, and has words of its own if it is wrong."""
@@ -99,6 +106,8 @@ def raising(step: int, model: torch.nn.Module) -> Iterator[None]:
         os.write(1, b"something is wrong\n")  # in one piece, beside other ranks
         raise error("the backward pass has failed") from None
     fake_nccl.synchronize()  # as a look at a gradient does
+    if at == f"at:{step}":
+        meet()
     if at == f"at:{step}" or any(one.grad is None or one.grad.abs().max() > 1e6 for one in model.parameters()):
         os.write(1, b"something is wrong\n")  # in one piece, beside other ranks
         raise error("the loss has diverged")
