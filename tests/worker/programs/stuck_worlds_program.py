@@ -32,7 +32,7 @@ BACKEND = fake_nccl.NAME if sys.argv[1] == "device" else "gloo"
 WORLDS = int(sys.argv[2])
 PORTS = [int(port) for port in os.environ["GANG_PORTS"].split(",")]
 MEETING = 60.0  # seconds within which two ranks enter a world, on a busy machine ...
-TIMEOUT = datetime.timedelta(seconds=2)  # ... and after which gloo itself gives up a message in it
+TIMEOUT = datetime.timedelta(seconds=6)  # ... and after which gloo itself gives up a message in it, long after its loss
 TEXT = "x" * (32 << 20)  # more than the buffers of a connection
 waits._LOOK_SECONDS = waits._PATIENCE_SECONDS = 0.1
 
@@ -81,6 +81,7 @@ def go_on(pipe: int) -> None:
         groups.leave(broken=False)
         del store
         counts.append(count())
+        time.sleep(0.1)
     say("stuck", stuck)
     say("is flat", is_flat(counts))
     say("counts", counts)
