@@ -168,4 +168,4 @@ class FakeAgent:
         environ |= {env.CONTROL: str(self._server.path), "OUT": str(self._folder)}
         environ |= self._variables | variables | ({} if place is None else place.as_environ())
         with (self._folder / "output").open("ab") as output:
-            return warm_pods.shared().start([str(self._program)], environ, self._folder, output, output)
+            return warm_pods.shared("rank").start([str(self._program)], environ, self._folder, output, output)

@@ -96,6 +96,7 @@ def run_gang(
                             base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                             env or {},
                             (out, err),
+                            "rank",
                         )
                     )
             for process in processes:
@@ -131,7 +132,7 @@ def run_alone(script: Path | str, *arguments: str, timeout: float = 90, may_fail
             script = Path(folder, "code.py")
         files = Path(folder, "out"), Path(folder, "err")
         with files[0].open("wb") as out, files[1].open("wb") as err:
-            process = _start([str(script), *arguments], clean_environment(**env), env, (out, err))
+            process = _start([str(script), *arguments], clean_environment(**env), env, (out, err), "agent")
         try:
             code = process.wait(timeout)
         finally:
@@ -144,10 +145,14 @@ def run_alone(script: Path | str, *arguments: str, timeout: float = 90, may_fail
 
 
 def _start(
-    command: list[str], env: dict[str, str], given: Mapping[str, str], files: tuple[IO[bytes], IO[bytes]]
+    command: list[str],
+    env: dict[str, str],
+    given: Mapping[str, str],
+    files: tuple[IO[bytes], IO[bytes]],
+    imports: warm_pods.Imports,
 ) -> subprocess.Popen[bytes] | warm_pods.WarmProcess:
     if warm_pods.is_possible(given):
-        return warm_pods.shared().start(command, env, Path.cwd(), *files)
+        return warm_pods.shared(imports).start(command, env, Path.cwd(), *files)
     return subprocess.Popen(
         [sys.executable, *command], env=env, stdout=files[0], stderr=files[1], start_new_session=True
     )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
-Imports = Literal["agent", "operator"]
+Imports = Literal["agent", "rank", "operator"]
 
 _READ_BY_IMPORTS = ("TORCH", "PYTHON", "LOG", "OMP_", "MKL_", "CUDA", "LD_", "PATH")
 _MAX_ORDER = 1024 * 1024
@@ -124,14 +124,21 @@ def import_agent() -> None:
     from elasticjob.torchcompat import forking
 
     forking.import_compiler()  # as its standby does
-    importlib.import_module("sklearn.datasets")  # as many scripts do
+
+
+def import_rank() -> None:
+    from elasticjob.torchcompat import forking
+
+    forking.import_compiler()  # as its standby did
+    for module in ("elasticjob.sessions.session", "torch.distributed.fsdp", "torch.utils.data"):
+        importlib.import_module(module)  # as most scripts do, and their standby for them
 
 
 def import_operator() -> None:
     import elasticjob_operator.__main__  # noqa: F401 - what it is
 
 
-IMPORTS: dict[str, Callable[[], None]] = {"agent": import_agent, "operator": import_operator}
+IMPORTS: dict[str, Callable[[], None]] = {"agent": import_agent, "rank": import_rank, "operator": import_operator}
 
 
 def serve(channel: socket.socket) -> None:
