@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,8 +24,3 @@ def lanes(cluster: Cluster, zygote: Zygote, tmp_path_factory: pytest.TempPathFac
     install_crd(cluster)
     directory = tmp_path_factory.mktemp("lanes")
     return [make_lane(cluster, zygote, directory) for _ in range(2)]
-
-
-@pytest.fixture
-def fresh_lane(cluster: Cluster, lanes: list[Lane]) -> Callable[..., Lane]:
-    return lambda *flags: make_lane(cluster, lanes[0].zygote, lanes[0].directory, *flags)

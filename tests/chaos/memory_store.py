@@ -55,10 +55,6 @@ class Store:
     def has(self, fault: str) -> bool:
         return self.until[fault] > time.monotonic()
 
-    @property
-    def is_well(self) -> bool:
-        return not any(map(self.has, FAULTS))
-
     def heal(self) -> None:
         with self.lock:
             self.until = dict.fromkeys(FAULTS, 0.0)

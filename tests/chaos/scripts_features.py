@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 RESTART, SESSION = FORMS = ("restart", "session")
-DDP, VIRTUAL, FSDP = ENGINES = ("ddp", "virtual", "fsdp")
+DDP, VIRTUAL, FSDP = ("ddp", "virtual", "fsdp")
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -93,13 +92,6 @@ class Browser:
 
     async def show_scheme(self, scheme: str) -> None:
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    async def take_picture(self, path: Path, height: int = 1400) -> None:
-        await self.ask(
-            "Emulation.setDeviceMetricsOverride", width=1100, height=height, deviceScaleFactor=1, mobile=False
-        )
-        picture = await self.ask("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(picture["data"]))
 
 
 @contextlib.asynccontextmanager
