@@ -8,6 +8,7 @@ import resource
 import signal
 import stat
 import sys
+import tempfile
 import threading
 import warnings
 from pathlib import Path
@@ -88,6 +89,7 @@ def look() -> dict[str, Any]:
         "wakeup": signal.set_wakeup_fd(-1),
         "environ": dict(os.environ),
         "cwd": str(Path.cwd()),
+        "tempdir": tempfile.tempdir,  # None: TMPDIR is read when a script first asks
         "umask": [os.umask(0o77), os.umask(0o77)][0],
         "limits": {
             name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name[:7] == "RLIMIT_"
