@@ -19,6 +19,7 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def _import_what_optimizers_need() -> None:
         "1"  # looking for devices must not initialize CUDA, which does not survive a fork
     )
     forking.import_compiler()
+    tempfile.tempdir = None  # the compiler has asked for it; a script may name another one in TMPDIR before it asks
 
 
 def _receive(channel: socket.socket) -> Order | None:
