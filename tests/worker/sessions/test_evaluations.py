@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "evaluation_program.py"
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.mark.parametrize("kind", ["plain", "buffers"])
+@pytest.mark.parametrize("kind", ["plain", "buffers", "sent", "virtual"])
 @pytest.mark.parametrize("where", ["block", "outside", "step"])
 def test_the_survivors_of_a_loss_train_on(tmp_path: Path, where: str, kind: str) -> None:
     with FakeAgent(PROGRAM, tmp_path, WHERE=where, WITH=kind) as agent:
