@@ -19,8 +19,9 @@ from elasticjob.data.buffers import Slot, find_slots
 class StepBuffers:
     """Copies of the buffers of one model, and its modules that train. A model without buffers costs next to nothing."""
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
-        self._slots: list[Slot] = [] if model is None else find_slots(model)
+    def __init__(self, model: torch.nn.Module | None, *, copies: bool = True) -> None:
+        """`copies=False`: somebody else takes care of the buffers."""
+        self._slots: list[Slot] = [] if model is None or not copies else find_slots(model)
         self._before: list[tuple[Slot, torch.Tensor, torch.Tensor]] | None = None  # each, and what it was
         self._modules = [] if model is None else list(model.modules())
         self._modes: list[bool] | None = None  # whether each of them trained as the step or the block began
