@@ -178,10 +178,21 @@ class ElasticModel(Transparent):
         super().__init__(module)
         self._find, self._take_comm_hook = find, take_comm_hook
         self.has_run = False  # for a backward pass, since somebody looked
+        self.survives: Callable[[Exception], bool] = lambda _: (
+            False
+        )  # a pass that has failed so: whether it is repeated
 
-    @waits.telling  # of DDP, which sends buffers
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = self.has_run or torch.is_grad_enabled()
+        try:
+            return self._call(*args, **kwargs)
+        except Exception as error:
+            if not self._survives(error):
+                raise
+        return self._call(*args, **kwargs)
+
+    @waits.telling  # of DDP, which sends buffers
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         return self._find()(*args, **kwargs)
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:

@@ -199,7 +199,7 @@ class Session:
             waits.tell(self._note)
             self._forget_strangers = optimizers.hook_all(self._begin_stranger, self._end_stranger)
             if self._is_replicated:
-                self.model.register_forward_pre_hook(self._begin_pass)
+                self.model.watch(self._begin_pass, self._survive_pass)
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
 
@@ -523,6 +523,23 @@ class Session:
             self._buffers.keep_again()
         self._early.begin_pass()
         self._aside.begin_pass()
+
+    def _survive_pass(self, error: Exception) -> bool:
+        """A pass of the model has failed. Outside of any block, where DDP has only sent buffers, it goes on without."""
+        if self._block is not None or self._fence.is_open or not self._worlds.is_whole:
+            return False
+        cause = self._find_cause(error, None)
+        if cause is None:
+            return False
+        logger.warning(
+            "After step %d: the world broke (%s). Until the next step, the model runs with the buffers of this rank.",
+            self.committed,
+            cause,
+        )
+        self._worlds.break_off(cause)
+        self._model_state.unbind()
+        self._buffers.take_back()
+        return True
 
     def _look_at_buffers(self) -> None:
         """What passes of the model between two steps have done to them counts only if no member was lost meanwhile."""
