@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,19 @@ def find_processes(folder: Path) -> dict[Path, list[str]]:
     return found
 
 
-def find_left(folder: Path) -> list[str]:
-    """What old worlds have left. The one process that a script starts and leaves would end with the container."""
+def find_left(folder: Path, lost: Collection[str] = ()) -> list[str]:
+    """What old worlds have left. The one process that a script starts and leaves would end with the container.
+
+    `lost`: pods that were killed, of which nothing would be left.
+    """
     deadline = time.monotonic() + _SOON
     while any(len(those) > 1 for those in find_processes(folder).values()) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [f"one of {', '.join(those)}" for those in find_processes(folder).values() if len(those) > 1]
-    return left + [f"the file {path}" for path in (folder / "tmp").iterdir()]
+    for place in (folder / "tmp").iterdir():
+        names = [] if place.name in lost else sorted(path.name for path in place.iterdir())
+        left += [f"the file {place / name}" for name in scripts_judge.find_unexplained(names)]
+    return left
 
 
 @dataclass(frozen=True)
@@ -77,16 +83,15 @@ class Stage:
         self._steps = Steps(folder / "out")
         self._members: dict[str, Pod] = {}
         self.suspends: list[Suspend] = []
+        self.lost: set[str] = set()  # pods
         self._names = (f"pod-{number}" for number in itertools.count())
 
     def start(self, count: int) -> None:
         for _ in range(count):
             name = next(self._names)
-            env: dict[str, str | None] = {
-                "PAUSE": _PAUSE,
-                "TMPDIR": str(self._folder / "tmp"),
-                "WEIGHS": "1",
-            }
+            own = self._folder / "tmp" / name
+            own.mkdir()
+            env: dict[str, str | None] = {"PAUSE": _PAUSE, "TMPDIR": str(own), "WEIGHS": "1"}
             self._members[name] = self._pods.start(name, *self._command, launcher="elasticjob-run", env=env)
 
     def read(self) -> list[dict[str, Any]]:
@@ -109,6 +114,7 @@ class Stage:
 
     def _lose(self, pod: str) -> None:
         self._members.pop(pod).kill()
+        self.lost.add(pod)
         self._hub.declare_lost(pod)
 
     def act(self, event: Event) -> bool:
@@ -194,7 +200,7 @@ def run(
             logs = "\n".join(f"{pod.name}: {pod.log[-1500:]}" for pod in pods.pods.values())
             result.error = f"{problem}\n{logs}"
         else:
-            result.left = find_left(folder)
+            result.left = find_left(folder, stage.lost)
         result.suspends = stage.suspends
     # A pod that comes when the others have ended trains on: this hub does not know that the job is complete.
     lines = Steps(folder / "out").read()

@@ -11,6 +11,11 @@ from typing import Any
 
 import torch
 
+# In a pod's TMPDIR, and how many of each: an agent of torch's keeps error files of its workers in the first one, the
+# first optimizer of a process makes the second, and a process with locks or queues that a signal ends leaves the third.
+# A plain torchrun leaves all of them.
+EXPLAINED = {"torchelastic_": 1, "torchinductor_": 1, "pymp-": None}
+
 
 @dataclass(frozen=True)
 class Suspend:
@@ -30,6 +35,19 @@ class Run:
     left: list[str] = field(default_factory=list)  # processes and temporary files
     suspends: list[Suspend] = field(default_factory=list)
     error: str | None = None
+
+
+def find_unexplained(names: Sequence[str]) -> list[str]:
+    """Those of one pod's temporary files that neither torch nor Python leaves by itself. Pure."""
+    found: dict[str, int] = defaultdict(int)
+    left = []
+    for name in names:
+        kind = next((one for one in EXPLAINED if name.startswith(one)), "")
+        found[kind] += 1
+        most = EXPLAINED.get(kind, 0)
+        if most is not None and found[kind] > most:
+            left.append(name)
+    return left
 
 
 def read_finals(folder: Path, first: bool = False) -> dict[int, Any]:

@@ -18,7 +18,7 @@ from chaos import scripts_features as features
 from chaos.scripts import run
 from chaos.scripts_agents import Start
 from chaos.scripts_features import DDP, FEATURES, FSDP, RESTART, VIRTUAL
-from chaos.scripts_judge import Run, Suspend, check_suspends, compare, find_differences
+from chaos.scripts_judge import Run, Suspend, check_suspends, compare, find_differences, find_unexplained
 from chaos.scripts_text import draw, write
 from chaos.scripts_worlds import LARGEST, choose_start, draw_orders, plan
 from chaos.sessions import LOSSES
@@ -86,6 +86,15 @@ def test_a_piece_of_the_scripts_says_with_which_one_to_go_on(
     assert (report.histories, report.faults, report.violations) == (3, 3, ["seed 111: a mistake"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {name: told[name] for name in ("from", "next", "of")} == {"from": 100, "next": 103, "of": 500}
+
+
+def test_only_what_torch_and_python_leave_themselves_may_be_left() -> None:
+    of_torch = ["torchelastic_5ur0d", "torchinductor_root", "pymp-1", "pymp-2"]
+    assert find_unexplained(of_torch) == []
+    assert find_unexplained(["elasticjob-agent-1", *of_torch, "torchelastic_x"]) == [
+        "elasticjob-agent-1",
+        "torchelastic_x",
+    ]
 
 
 def test_a_piece_that_has_no_script_is_refused() -> None:

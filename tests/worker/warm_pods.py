@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -195,6 +196,7 @@ def _become(order: dict[str, object], output: int, errors: int) -> None:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(str(order["cwd"]))
+    tempfile.tempdir = None  # which an import has asked for
     sys.argv = command
     places = [str(Path(command[0]).parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[:1] = dict.fromkeys(places)
