@@ -1481,11 +1481,23 @@ FEATURES = tuple(one for group in GROUPS.values() for one in group)
 _ENGINES = {DDP: "DDP", VIRTUAL: "virtual ranks", FSDP: "FSDP2"}
 
 
+def find_session_engines(one: Feature) -> tuple[str, ...]:
+    """With what a session has this feature. A scheduler is bound to an optimizer, and a sharded one to its world."""
+    if SESSION not in one.forms:
+        return ()
+    return tuple(engine for engine in one.engines if engine != FSDP or one not in SCHEDULERS)
+
+
 def describe() -> str:
     """The features as a table of the documentation."""
-    rows = ["| in a script | | with |", "|---|---|---|"]
+    rows = ["| in a script | | in restarts with | in sessions with |", "|---|---|---|---|"]
     for name, group in GROUPS.items():
-        for engines in dict.fromkeys(one.engines for one in group):
-            those = "; ".join(f"{one.name} ({one.says})" for one in group if one.engines == engines)
-            rows.append(f"| {name} | {those} | {', '.join(_ENGINES[engine] for engine in engines)} |")
+        for column in dict.fromkeys(map(_find_column, group)):
+            those = "; ".join(f"{one.name} ({one.says})" for one in group if _find_column(one) == column)
+            cells = (", ".join(_ENGINES[engine] for engine in engines) or "–" for engines in column)
+            rows.append(f"| {name} | {those} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _find_column(one: Feature) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return one.engines, find_session_engines(one)

@@ -645,8 +645,8 @@ def write(seed: int, engine: str, chosen: Sequence[Feature]) -> Script:
     every = chance.randint(3, 7)
     lines.abrupt = seed % 8 != 0
     forms = [form for form in (RESTART, SESSION) if all(form in one.forms for one in chosen)]
-    if engine == FSDP and "scheduler" in lines.extras and SESSION in forms:
-        forms.remove(SESSION)  # a scheduler is bound to the optimizer of one world
+    if SESSION in forms and not all(engine in features.find_session_engines(one) for one in chosen):
+        forms.remove(SESSION)
     writers = {RESTART: _write_restart, SESSION: _write_session}
     texts = {form: HEADER + "\n\n" + _write_common(lines, every) + writers[form](lines) for form in forms}
     names = tuple(one.name for one in chosen)
