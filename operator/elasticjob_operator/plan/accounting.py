@@ -141,7 +141,8 @@ def _note_unsaved(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdi
             continue
         failure = classify.failure_of_agent(agent, j.member.node, unsaved, j.member.rank)
         failure = replace(failure, reason=classify.NOT_SAVED)
-        records.append(reporting.failure_status(failure, generation, seen.now))
+        record = reporting.failure_status(failure, generation, seen.now)
+        records.append(revise(record, message=f"{record.message}{reporting.describe_cost(status.progress)}"))
     if not records:
         return status
     return revise(status, last_failure=records[0], failures=rank_failures.merge(status.failures, records))

@@ -186,6 +186,20 @@ def failure_status(failure: Failure, generation: int, now: float) -> api.Failure
     )
 
 
+def describe_cost(progress: api.ProgressStatus | None) -> str:
+    """What a save that failed costs, as far as reports tell it: the steps since the last one that was finished."""
+    if progress is None or progress.step is None:
+        return ""
+    step = progress.step
+    saved = max((at for one in progress.checkpoints if (at := parse_time(one.time)) is not None), default=None)
+    if saved is None:
+        return f"; the last step that was reported is {step}"
+    reports = [] if progress.history is None else progress.history.reports
+    made = [one.step for one in reports if one.step <= step and (parse_time(one.time) or math.inf) <= saved]
+    most = step - max(made, default=0)
+    return f"; at most {most} steps are made again: the last finished checkpoint is of {format_time(saved)}"
+
+
 def diagnose(failure: Failure, others: Iterable[Failure], generation: int, now: float) -> api.DiagnosisStatus | None:
     """A hang in short; None for other failures."""
     if not failure.hung:

@@ -246,6 +246,33 @@ def test_a_world_trains_when_every_member_runs() -> None:
     assert not report.is_training(Decision(State.STARTING, ""))
 
 
+REPORTS = [api.ReportStatus(time=format_time(NOW + 10 * index), step=100 * index) for index in range(5)]
+
+
+def made_progress(step: int | None, *saved: float, reports: list[api.ReportStatus] = REPORTS) -> api.ProgressStatus:
+    return api.ProgressStatus(
+        step=step,
+        checkpoints=[api.SavedStatus(tier=api.Tier.FILE, time=format_time(NOW + after)) for after in saved],
+        history=api.ReportHistory(reports=reports),
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "told"),
+    [
+        pytest.param(None, "", id="nothing is reported"),
+        pytest.param(made_progress(None, 20.0), "", id="no step is reported"),
+        pytest.param(made_progress(450), "; the last step that was reported is 450", id="no save is known"),
+        pytest.param(made_progress(450, 5.0, 25.0), "; at most 250 steps are made again", id="the newest save"),
+        pytest.param(made_progress(450, 25.0, reports=[]), "; at most 450 steps", id="no report is kept"),
+        pytest.param(made_progress(150, 35.0), "; at most 50 steps", id="training has gone back since"),
+    ],
+)
+def test_what_a_save_that_failed_costs(progress: api.ProgressStatus | None, told: str) -> None:
+    found = report.describe_cost(progress)
+    assert found.startswith(told) and bool(found) is bool(told)
+
+
 def test_events_tell_of_changes_alone() -> None:
     before = api.Status(rendezvous=make_world(1, (0, 1)))
     after = api.Status(rendezvous=make_world(2, (0,), reason="lost"))

@@ -2,14 +2,19 @@
 
 import builtins
 import dataclasses
+import gc
 import json
+import locale
+import multiprocessing
 import os
 import resource
 import signal
+import socket
 import stat
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -101,6 +106,23 @@ def look() -> dict[str, Any]:
         "leads its session": os.getsid(0) == os.getpid(),
         "warnings": [str(one[:3]) for one in warnings.filters],
         "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.gettrace() is None],
+        "further hooks": [
+            threading.excepthook is threading.__excepthook__,
+            sys.unraisablehook is sys.__unraisablehook__,
+            warnings.showwarning.__module__,
+            [getattr(one, "__qualname__", "") for one in sys.path_hooks],
+        ],
+        "names": sorted(vars(builtins)),
+        "garbage": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)],
+        "timers": [signal.getitimer(one) for one in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)],
+        "locale": [locale.setlocale(locale.LC_ALL), time.tzname],
+        "defaults": [
+            socket.getdefaulttimeout(),
+            multiprocessing.get_start_method(allow_none=True),
+            threading.stack_size(),
+            sys.getswitchinterval(),
+        ],
+        "when memory ends": Path("/proc/self/oom_score_adj").read_text(),
         "finders": [type(one).__name__ if not isinstance(one, type) else one.__name__ for one in sys.meta_path],
         "recursion": sys.getrecursionlimit(),
         "root logger": logging_state(),
