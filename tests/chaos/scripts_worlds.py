@@ -105,13 +105,14 @@ def check(
 
 
 def choose_start(seed: int, agents: int, header: Path) -> scripts_agents.Start | None:
-    """How a script's pods are started: each `agents`th script has some, and of ten such, two make imports themselves.
+    """How a script's pods are started: each `agents`th script has some, and of ten such, six make imports themselves.
 
     Pure. An import of torch's distributed parts in each agent takes longer than the training.
     """
     if agents <= 0 or seed % agents:
         return None
-    kinds = {0: scripts_agents.Start(), 5: scripts_agents.Start(warm=False)}
+    alike, alone = scripts_agents.Start(), scripts_agents.Start(warm=False)
+    kinds = {0: alike, 3: alike, 6: alike, 2: alone, 5: alone, 8: alone}
     return kinds.get(seed // agents % 10, scripts_agents.Start(header=header))
 
 

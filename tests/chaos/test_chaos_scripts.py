@@ -118,11 +118,17 @@ def test_no_script_is_begun_after_the_time() -> None:
         pytest.param(7, 5, None, id="not one with agents"),
         pytest.param(0, 5, Start(), id="agents that make the imports of a script"),
         pytest.param(25, 5, Start(warm=False), id="agents that are new interpreters"),
-        pytest.param(30, 5, Start(header=Path("header")), id="agents with the imports of a script made"),
+        pytest.param(35, 5, Start(header=Path("header")), id="agents with the imports of a script made"),
     ],
 )
 def test_a_share_of_the_agents_makes_imports_itself(seed: int, agents: int, expected: Start | None) -> None:
     assert choose_start(seed, agents, Path("header")) == expected
+
+
+def test_most_agents_make_imports_themselves() -> None:
+    starts = [choose_start(seed, 5, Path("header")) for seed in range(500)]
+    kinds = [Start(header=Path("header")), Start(), Start(warm=False), None]
+    assert [starts.count(kind) for kind in kinds] == [40, 30, 30, 400]
 
 
 _STREAMS = """
