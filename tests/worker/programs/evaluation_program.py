@@ -63,13 +63,10 @@ def main() -> None:
     normed = [torch.nn.BatchNorm1d(8)] if WITH in ("buffers", "sent") else []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), *normed, torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    virtual = elasticjob.ElasticDistributedSampler(32, global_batch_size=8, virtual_ranks=4)
-    run = elasticjob.Session(
-        model=model,
-        optimizer=optimizer,
-        sampler=virtual if WITH == "virtual" else None,
-        ddp={"broadcast_buffers": WITH == "sent"},  # otherwise a pass outside of any block communicates nothing
-    )
+    more: dict[str, Any] = {"ddp": {"broadcast_buffers": WITH == "sent"}}  # else passes outside communicate nothing
+    if WITH == "virtual":
+        more = {"sampler": elasticjob.ElasticDistributedSampler(32, global_batch_size=8, virtual_ranks=4)}
+    run = elasticjob.Session(model=model, optimizer=optimizer, **more)
     for batch in read(run):
         with run.step():
             if WHERE == "step":

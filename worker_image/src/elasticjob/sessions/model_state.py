@@ -178,9 +178,12 @@ class ElasticModel(Transparent):
         super().__init__(module)
         self._find, self._take_comm_hook = find, take_comm_hook
         self.has_run = False  # for a backward pass, since somebody looked
-        self.survives: Callable[[Exception], bool] = lambda _: (
-            False
-        )  # a pass that has failed so: whether it is repeated
+        self._survives: Callable[[Exception], bool] = lambda _: False
+
+    def watch(self, begin: Callable[..., None], survives: Callable[[Exception], bool]) -> None:
+        """Call `begin` before each pass. One that fails with an error that `survives` takes is made again."""
+        self.register_forward_pre_hook(begin)
+        self._survives = survives
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = self.has_run or torch.is_grad_enabled()

@@ -526,17 +526,15 @@ class Session:
 
     def _survive_pass(self, error: Exception) -> bool:
         """A pass of the model has failed. Outside of any block, where DDP has only sent buffers, it goes on without."""
-        if self._block is not None or self._fence.is_open or not self._worlds.is_whole:
+        if self._block is not None or self._fence.is_open:
             return False
         cause = self._find_cause(error, None)
         if cause is None:
             return False
-        logger.warning(
-            "After step %d: the world broke (%s). Until the next step, the model runs with the buffers of this rank.",
-            self.committed,
-            cause,
-        )
-        self._worlds.break_off(cause)
+        if self._worlds.is_whole:
+            text = "After step %d: the world broke (%s). Until the next step, passes have the buffers of this rank."
+            logger.warning(text, self.committed, cause)
+            self._worlds.break_off(cause)
         self._model_state.unbind()
         self._buffers.take_back()
         return True
