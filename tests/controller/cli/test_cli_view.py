@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from controller import client_fixture as given
 from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.cli import common
 from elasticjob_operator.cli.chaos import choose_node_victims, choose_victim
 from elasticjob_operator.cli.launch.submit import parse_variables
@@ -394,6 +395,19 @@ def test_what_a_terminal_would_do_beside_colours_leaves_no_trace() -> None:
     """As programs write it into a log that they take for a terminal: a title, a cleared line, another character set."""
     line = "\x1b]0;title\x07\x1b[2K\x1b[1A\x1b(B\x1b[mdone\x1b[?25h"
     assert line_text(Line("p", range(1), line), prefix=False, timestamps=False).plain == "done"
+
+
+def test_lines_of_somebody_else_fill_no_terminal() -> None:
+    """To lay out a cell takes some tenths of a millisecond for each of its lines, and so does to read it."""
+    job = given.job(given.running_status())
+    job.raw["metadata"]["annotations"] = {names.ANNOTATION_CODE: "\n" * 20_000}
+    told = [
+        Happening(NOW, "Normal", "Pulled", "\n" * 4000, "pod/digits-worker-0"),
+        Happening(NOW, "a", "b", "one\ntwo", "c"),
+    ]
+    shown = text_of(details.describe(job, [], told, NOW)).splitlines()
+    assert len(shown) < 100
+    assert any(line.endswith("one") for line in shown) and shown[-1].endswith("two")
 
 
 def test_a_progress_bar_in_a_log_is_shown_as_it_ends() -> None:
