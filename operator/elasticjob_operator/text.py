@@ -29,6 +29,12 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def cut_lines(text: str, most: int) -> str:
+    """At most so many lines: a text of thousands may be nothing but their ends. What follows becomes an ellipsis."""
+    lines = text.split("\n", most)
+    return text if len(lines) <= most else "\n".join([*lines[:most], "…"])
+
+
 def clean(text: str, limit: int = 256) -> str:
     """One line of a log: no control characters, no forged lines, at most `limit` characters."""
     return _CONTROL.sub(" ", cut(text, limit))

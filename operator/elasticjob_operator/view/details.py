@@ -15,6 +15,7 @@ from elasticjob_operator.api import names
 from elasticjob_operator.client.history import History, World, goodput_seconds, list_worlds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.goodput import list_losses
+from elasticjob_operator.text import clean
 from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import tables, words
 from elasticjob_operator.view.plain import PlainTable
@@ -67,7 +68,7 @@ def _facts(job: Job, now: float) -> Table:
         table.add_row("Rendezvous:", spec.rendezvous.backend.value)
     code = (job.metadata.get("annotations") or {}).get(names.ANNOTATION_CODE)
     if code:
-        table.add_row("Code:", str(code))
+        table.add_row("Code:", clean(str(code)))
     if status.code is not None:
         table.add_row("Revision:", _revision_text(status.code))
     table.add_row("World:", _world_text(world))

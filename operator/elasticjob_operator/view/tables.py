@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rich.text import Text
 
@@ -10,10 +11,13 @@ from elasticjob_operator import api
 from elasticjob_operator.client.history import Point, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.faulty_nodes import NodeRecord
+from elasticjob_operator.text import cut_lines
 from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import words
 from elasticjob_operator.view.plain import PlainTable
 from elasticjob_operator.view.sparkline import sparkline
+
+_MOST_LINES: Final = 20  # of an event's message: whoever may write events writes thousands of them
 
 
 def phase(job: Job) -> Text:
@@ -115,7 +119,8 @@ def list_events(events: Sequence[Happening], now: float) -> PlainTable:
         style = "yellow" if event.type == "Warning" else ""
         count = f" (x{event.count})" if event.count > 1 else ""
         age = words.age(event.time, now)
-        table.add_row(age, Text(event.type, style=style), event.reason, event.object, Text(event.message + count))
+        message = Text(cut_lines(event.message, _MOST_LINES) + count)
+        table.add_row(age, Text(event.type, style=style), event.reason, event.object, message)
     return table
 
 
