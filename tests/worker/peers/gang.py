@@ -58,6 +58,7 @@ class FakePod:
         limit: int | None = None,
         replicas: int = 1,
         archive: env.Archive | None = None,
+        rate: float = 1e9,
     ) -> None:
         self.path = folder / "files"
         self.workers = Workers.RUN
@@ -65,7 +66,7 @@ class FakePod:
         self.kept: list[tuple[int, int]] = []
         self.step: int | None = None
         self.archive = wire.Archive()
-        settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, node, 1e9)
+        settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, node, rate)
         self.keeper = Keeper(
             settings,
             "127.0.0.1",

@@ -1,0 +1,103 @@
+"""What scripts save last is archived before all pods of a job go, whatever else is under way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob import env
+from elasticjob.archive import reading
+from elasticjob.archive.storage import Storage
+from elasticjob.peers.directory import Workers
+from elasticjob.peers.records import CHUNK_BYTES
+from worker.peers import gang as gangs
+from worker.peers.gang import FakePod, Gang, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Gang]:
+    yield from gangs.make(tmp_path)
+
+
+def find_archive(gang: Gang, rate: float = 1e9) -> env.Archive:
+    """Of saves that are due after an hour, but for the first."""
+    return env.Archive(f"file://{gang.folder}/store/uid", "uid", 3600.0, 2, None, None, rate)
+
+
+def begin(gang: Gang, archive: env.Archive, rate: float = 1e9) -> list[FakePod]:
+    """A world of two pods that has archived a first save."""
+    pods = [gang.pod(archive=archive, rate=rate) for _ in range(2)]
+    gang.enter(*pods)
+    (pods[0].path / "model.pt").write_bytes(b"first")
+    wait_for(lambda: reading.find_saves(Storage(archive.url)), "the first one is archived at once")
+    return pods
+
+
+def end(pods: list[FakePod], seconds: float, archive_seconds: float, **flush: bool) -> None:
+    """All workers have exited, and each pod goes once its agent has done what it can."""
+    threads = [
+        threading.Thread(target=end_one, args=(pod, seconds, archive_seconds), kwargs=flush, daemon=True)
+        for pod in pods
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(gangs.PATIENCE)
+        assert not thread.is_alive()
+
+
+def end_one(pod: FakePod, seconds: float, archive_seconds: float, **flush: bool) -> None:
+    pod.workers = Workers.DONE
+    pod.keeper.flush(seconds, archive_seconds, **flush)
+    pod.keeper.close()
+
+
+def read_archived(gang: Gang, archive: env.Archive) -> dict[str, bytes]:
+    """What a pod that comes later begins with."""
+    pod = gang.pod(archive=archive)
+    gang.enter(pod)
+    return pod.read()
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_copies_in_pods_that_all_go_hold_nothing_up(gang: Gang, writer: int) -> None:
+    """The rate that training has to be spared from would take longer than the time that is left."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive, rate=MIB / 4)
+    last = os.urandom(2 * CHUNK_BYTES)
+    (pods[writer].path / "last.pt").write_bytes(last)
+    end(pods, 1.0, 20.0)
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": last}
+
+
+def test_a_save_that_is_being_sent_is_sent_as_fast_as_possible(gang: Gang) -> None:
+    """It was begun while the pods trained: the rate would take longer than the time that is left."""
+    archive = find_archive(gang, rate=MIB / 4)
+    pods = [gang.pod(archive=archive) for _ in range(2)]
+    gang.enter(*pods)
+    first = os.urandom(4 * CHUNK_BYTES)
+    (pods[1].path / "first.pt").write_bytes(first)
+    objects = gang.folder / "store" / "uid" / "objects"
+    wait_for(lambda: objects.is_dir() and any(objects.iterdir()), "rank 1 has begun to send it")
+    (pods[0].path / "last.pt").write_bytes(b"last")
+    end(pods, 1.0, 30.0)
+    assert read_archived(gang, archive) == {"first.pt": first, "last.pt": b"last"}
+
+
+def test_copies_of_what_was_saved_last_are_made_as_fast_as_possible(gang: Gang) -> None:
+    """Nobody trains. Only the pod that has written it goes."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive, rate=MIB / 4)
+    last = os.urandom(3 * CHUNK_BYTES)
+    (pods[0].path / "last.pt").write_bytes(last)
+    end_one(pods[0], 20.0, 0.0)
+    gang.enter(pods[1], gang.pod(archive=archive))
+    assert pods[1].read() == {"model.pt": b"first", "last.pt": last}
