@@ -40,7 +40,7 @@ KINDS = (
     "damage",
     "leave",
 )
-ARCHIVE_KINDS = ("archive", "lose-all", "lose-all-in-save", "ghosts", "store-fault", "store-loses")
+ARCHIVE_KINDS = ("archive", "lose-all", "lose-all-in-save", "evict-all", "ghosts", "store-fault", "store-loses")
 _ATTEMPTS = 5
 _SMALL = 40_000  # bytes: a pod that has no room for most copies
 
@@ -161,6 +161,12 @@ def _act_on_archive(job: Job, history: History, event: Event) -> None:
             job.save()
             time.sleep(b)
             job.lose_all(requests=int(c * 8))
+        case "evict-all":
+            store.heal()
+            job.network.heal()
+            job.save()
+            time.sleep(b)
+            job.evict_all()
         case "ghosts":
             job.save()
             time.sleep(b * 0.5)

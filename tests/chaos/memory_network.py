@@ -21,6 +21,10 @@ class Network:
         self.slow: dict[Pair, float] = {}
         self.damaged: set[Pair] = set()  # the next bytes between these two
 
+    def heal(self) -> None:
+        for faults in (self.cut, self.slow, self.damaged):
+            faults.clear()
+
     def check(self, pair: Pair) -> None:
         """Raises OSError if there is no connection."""
         if pair & self.gone or self.cut.get(pair, 0.0) > time.monotonic():

@@ -49,7 +49,7 @@ class Pod:
         self.number, self.folder, self.limit = number, folder, limit
         self.path = folder / "files"
         self.workers = Workers.BROKEN
-        self.is_lost = False
+        self.is_lost = self.is_leaving = False
         self.is_left = threading.Event()  # the world that it enters is over
         settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, f"node-{number}", 20e6)
         key = give_key(number, network)
@@ -64,6 +64,7 @@ class Pod:
             lambda: (self.workers, [os.getpid()]),
             lambda count, copies: on_kept(self, count, copies),
             last_tier,
+            is_leaving=lambda: self.is_leaving,
         )
         network.ports[self.keeper._server.port] = number
 
@@ -182,11 +183,11 @@ class Job:
     def await_archived(self) -> None:
         """Wait until the newest save is in the archive, and can be restored from it."""
         deadline, last = time.monotonic() + PATIENCE, len(self.saves)
-        while self._find_archived() < last:
+        while self.find_archived() < last:
             assert time.monotonic() < deadline, f"save {last} was never archived"
             time.sleep(0.02)
 
-    def _find_archived(self) -> int:
+    def find_archived(self) -> int:
         """The newest save that is whole in the archive."""
         newest = None if self.store is None else self.store.find_newest()
         if newest is None:
@@ -226,7 +227,7 @@ class Job:
             self._tells = 0
         held, store, pods = self._find_held(), FakeStore(), list(self.pods)
         if not held and self.store is not None and not self.store.has("forget"):
-            held = self._find_archived()
+            held = self.find_archived()
         entered = [False] * len(pods)
 
         def run(rank: int) -> None:
@@ -296,6 +297,29 @@ class Job:
             self._is_whole = False
             self.happened.append(Lost(self.pods[rank].number))
         self._end(self.pods[rank])
+
+    def evict_all(self) -> None:
+        """All pods are told to end at once, and none knows of the others: all workers have saved and exited."""
+        for pod in self.pods:
+            pod.is_leaving = True
+        deadline = time.monotonic() + PATIENCE
+        while not self.pods[0].keeper.do_all_leave:
+            assert time.monotonic() < deadline, "rank 0 never hears that all pods leave"
+            time.sleep(0.01)
+        for pod in self.pods:
+            pod.workers = Workers.DONE
+        threads = [threading.Thread(target=self._evict, args=(pod,), daemon=True) for pod in self.pods]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a pod that was told to end does so"
+        assert self.find_archived() == len(self.saves), "what was saved last is archived"
+        self.lose(*range(len(self.pods)))
+
+    def _evict(self, pod: Pod) -> None:
+        pod.keeper.flush(2.0, 20.0, do_all_leave=False)
+        self.network.gone.add(pod.number)
 
     # The script.
 

@@ -35,6 +35,7 @@ TUTORIALS = ("tests/chaos/test_chaos_scripts.py", "-k", "tutorials")
 TWO_WRITERS = ("tests/worker/archive/test_histories.py", "-k", "two_agents or about_to_delete")
 IN_PART = ("tests/worker/archive/test_histories.py", "-k", "in_part")
 KEPT = ("tests/worker/archive/test_layout.py", "-k", "kept")
+LAST_COPIES = ("tests/worker/archive/test_last_saves.py", "-k", "copies_of_what")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
 CONNECTING = ("tests/worker/protocol/test_connecting.py",)
 OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
@@ -513,6 +514,10 @@ MUTANTS = (
     Mutant("what others delete is built on", "archive/writing.py",
            "self._told, self._told_names = reading.find_told(self._storage)  # after the claim: see `garbage`",
            "self._told, self._told_names = Doomed(), []", TWO_WRITERS, package=RUNTIME),
+    Mutant("what is saved last is copied as slowly as ever", "peers/copying.py", "if not self.has_hurry:", "if True:",
+           LAST_COPIES, package=RUNTIME),
+    Mutant("rank 0 goes before the others have saved", "peers/lead.py", "not all(one.is_done for", "not all(True for", PEERS,
+           package=RUNTIME),
 )  # fmt: skip
 
 

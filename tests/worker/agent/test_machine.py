@@ -654,25 +654,26 @@ def test_a_member_that_restores_says_so_until_its_workers_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("directive", "leave_at", "size", "seconds"),
+    ("directive", "leave_at", "size", "seconds", "all_leave"),
     [
-        pytest.param(None, None, 2, 0.0, id="nothing ends"),
-        pytest.param(wire.Regroup(3, "scale-up", True, 20.0), None, 2, 0.0, id="the world changes"),
-        pytest.param(wire.Stop("suspended", True, True, 20.0), None, 2, 20.0, id="all pods are stopped"),
-        pytest.param(wire.Stop("completed"), None, 2, 0.0, id="there is nothing to save"),
-        pytest.param(wire.Regroup(3, "pod-leaving", True, 20.0), NOW + 10.0, 2, 0.0, id="one of two pods goes"),
-        pytest.param(wire.Regroup(3, "pod-leaving", True, 20.0), NOW + 10.0, 1, 15.0, id="the only pod goes"),
-        pytest.param(wire.Stop("the job is gone", True, True, 30.0), NOW + 10.0, 2, 15.0, id="the job is deleted"),
-        pytest.param(wire.Stop("the job is gone", True, True, 30.0), NOW - 20.0, 2, 0.0, id="its time is up"),
+        pytest.param(None, None, 2, 0.0, False, id="nothing ends"),
+        pytest.param(wire.Regroup(3, "scale-up", True, 20.0), None, 2, 0.0, False, id="the world changes"),
+        pytest.param(wire.Stop("suspended", True, True, 20.0), None, 2, 20.0, True, id="all pods are stopped"),
+        pytest.param(wire.Stop("completed"), None, 2, 0.0, True, id="there is nothing to save"),
+        pytest.param(wire.Regroup(3, "pod-leaving", True, 20.0), NOW + 10.0, 2, 15.0, False, id="one of two pods goes"),
+        pytest.param(wire.Regroup(3, "pod-leaving", True, 20.0), NOW + 10.0, 1, 15.0, True, id="the only pod goes"),
+        pytest.param(wire.Stop("the job is gone", True, True, 30.0), NOW + 10.0, 2, 15.0, True, id="a deleted job"),
+        pytest.param(wire.Stop("the job is gone", True, True, 30.0), NOW - 20.0, 2, 0.0, True, id="its time is up"),
     ],
 )
 def test_how_long_the_last_checkpoint_may_take_to_the_archive(
-    directive: wire.Directive | None, leave_at: float | None, size: int, seconds: float
+    directive: wire.Directive | None, leave_at: float | None, size: int, seconds: float, all_leave: bool
 ) -> None:
     world = wire.World(3, 0, (1,) * size, STORE)
     state = make_state(Stage.STOPPED, leave_at=leave_at, world=world)
     state = replace(state, hub=HubView(directive=directive))
     assert rules.find_time_to_archive(state, NOW) == seconds
+    assert rules.do_all_leave(state) is all_leave
 
 
 CODE, OLDER = wire.Code(2, "2" * 64), wire.Code(1, "1" * 64)

@@ -206,7 +206,7 @@ def test_what_could_not_be_archived_in_time_is_told(gang: Gang, monkeypatch: pyt
     monkeypatch.setattr("elasticjob.archive.storage._put_file", fail)
     (pod.path / "a.pt").write_bytes(b"the very last")
     pod.workers = Workers.DONE
-    pod.keeper.flush(gangs.PATIENCE, 0.5)
+    pod.keeper.flush(gangs.PATIENCE, 5.0)
     assert pod.archive.reason == "NotInTime"
     assert "the disk is full" in pod.archive.message
 

@@ -92,7 +92,7 @@ def drive(
 
     def send(shares: Mapping[int, Sequence[Object]]) -> None:
         for objects in shares.values():
-            sender.send(objects, lambda: False, hurry=True)
+            sender.send(objects, lambda: False)
 
     for number in numbers:
         record = pods.make_record(generation, number)
@@ -315,7 +315,7 @@ def prune_twice(quotas: Sequence[int]) -> None:
     def save(number: int, text: bytes) -> None:
         def send(shares: Mapping[int, Sequence[Object]]) -> None:
             for objects in shares.values():
-                sender.send(objects, lambda: False, hurry=True)
+                sender.send(objects, lambda: False)
 
         record = make_record(pods, 1, number, text)
         made.append(leader.save(record, number, lambda missing: dict.fromkeys(missing, (0,)), send).order)
@@ -409,7 +409,7 @@ def test_what_an_old_leader_is_about_to_delete_is_sent_again() -> None:
     def save(leader: Leader, sender: Sender, record: Record) -> Save:
         def send(shares: Mapping[int, Sequence[Object]]) -> None:
             for objects in shares.values():
-                sender.send(objects, lambda: False, hurry=True)
+                sender.send(objects, lambda: False)
 
         return leader.save(record, record.number, lambda missing: dict.fromkeys(missing, (0,)), send)
 
@@ -451,7 +451,7 @@ def test_what_a_prune_takes_from_a_save_that_is_being_made_is_sent_again(is_slow
     def save(number: int, text: bytes) -> None:
         def send(shares: Mapping[int, Sequence[Object]]) -> None:
             for objects in shares.values():
-                sender.send(objects, lambda: False, hurry=True)
+                sender.send(objects, lambda: False)
 
         record = make_record(pods, 1, number, text)
         leader.save(record, number, lambda missing: dict.fromkeys(missing, (0,)), send)
@@ -519,7 +519,7 @@ def test_a_save_that_is_made_again_in_the_same_second_stays() -> None:
 
     def send(shares: Mapping[int, Sequence[Object]]) -> None:
         for objects in shares.values():
-            sender.send(objects, lambda: False, hurry=True)
+            sender.send(objects, lambda: False)
 
     files.pipe_file = put_and_lose  # type: ignore[method-assign]
     record = pods.make_record(1, 1)

@@ -54,8 +54,8 @@ def end(pods: list[FakePod], seconds: float, archive_seconds: float, **flush: bo
         assert not thread.is_alive()
 
 
-def end_one(pod: FakePod, seconds: float, archive_seconds: float, **flush: bool) -> None:
-    pod.workers = Workers.DONE
+def end_one(pod: FakePod, seconds: float, archive_seconds: float, ended: Workers = Workers.DONE, **flush: bool) -> None:
+    pod.workers = ended
     pod.keeper.flush(seconds, archive_seconds, **flush)
     pod.keeper.close()
 
@@ -101,3 +101,53 @@ def test_copies_of_what_was_saved_last_are_made_as_fast_as_possible(gang: Gang) 
     end_one(pods[0], 20.0, 0.0)
     gang.enter(pods[1], gang.pod(archive=archive))
     assert pods[1].read() == {"model.pt": b"first", "last.pt": last}
+
+
+def test_pods_that_are_all_told_to_end_archive_what_was_saved_last(gang: Gang) -> None:
+    """Each of them only knows of itself: their node is drained, say."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    for rank, pod in enumerate(pods):
+        (pod.path / f"last-{rank}.pt").write_bytes(bytes([rank]) * 1000)
+        pod.is_leaving = True
+    wait_for(lambda: pods[0].keeper.do_all_leave, "rank 0 knows it")
+    end(pods, 10.0, 20.0, do_all_leave=False)
+    lasts = {f"last-{rank}.pt": bytes([rank]) * 1000 for rank in range(2)}
+    assert read_archived(gang, archive) == {"model.pt": b"first", **lasts}
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_pod_that_goes_alone_archives_nothing(gang: Gang, leaver: int) -> None:
+    """The other one has a copy, and goes on with it."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    (pods[leaver].path / "last.pt").write_bytes(b"last")
+    pods[leaver].is_leaving = True
+    end_one(pods[leaver], 20.0, 1000.0, do_all_leave=False)
+    assert len(reading.find_saves(Storage(archive.url))) == 1
+    gang.enter(pods[1 - leaver], gang.pod(archive=archive))
+    assert pods[1 - leaver].read() == {"model.pt": b"first", "last.pt": b"last"}
+
+
+@pytest.mark.parametrize("ended", [Workers.DONE, Workers.BROKEN])
+def test_rank_0_waits_for_what_another_pod_still_saves(gang: Gang, ended: Workers) -> None:
+    archive = find_archive(gang)
+    first, second = begin(gang, archive)
+    thread = threading.Thread(target=end_one, args=(first, 10.0, 100.0), kwargs={"ended": ended}, daemon=True)
+    thread.start()
+    wait_for(lambda: first.keeper.is_ending, "its own workers have exited")
+    (second.path / "last.pt").write_bytes(b"last")
+    end_one(second, 10.0, 100.0)
+    thread.join(gangs.PATIENCE)
+    assert not thread.is_alive()
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
+
+
+def test_what_could_not_be_read_in_time_is_told(gang: Gang) -> None:
+    """The other pod never says that its workers have ended."""
+    archive = find_archive(gang)
+    first = begin(gang, archive)[0]
+    first.workers = Workers.DONE
+    first.keeper.flush(0.2, 0.4)
+    assert first.archive.reason == "NotInTime"
+    assert "before what the scripts have saved last was read" in first.archive.message

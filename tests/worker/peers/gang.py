@@ -65,6 +65,7 @@ class FakePod:
         self.pids: list[int] = []
         self.kept: list[tuple[int, int]] = []
         self.step: int | None = None
+        self.is_leaving = False
         self.archive = wire.Archive()
         settings = env.Checkpoints(self.path, folder / "copies", replicas, limit, node, rate)
         self.keeper = Keeper(
@@ -75,6 +76,7 @@ class FakePod:
             lambda number, copies: self.kept.append((number, copies)),
             None if archive is None else partial(Archive, archive, tell=self._note, on_saved=lambda: None),
             lambda: self.step,
+            is_leaving=lambda: self.is_leaving,
         )
 
     def _note(self, told: wire.Archive) -> None:

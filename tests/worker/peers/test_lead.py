@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob.peers.lead import SPREAD_SECONDS, Lead
+from elasticjob.peers.lead import SPREAD_SECONDS, Ending, Lead
 from elasticjob.peers.records import File, Record, Report
 
 
@@ -85,3 +85,43 @@ def test_which_record_is_kept(
     lead.find_kept(START, new)
     assert lead.find_kept(START + seconds, new) == expected
     assert lead.is_known(new) is ("new" in known)
+
+
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        pytest.param([Ending(True), Ending(True)], True, id="both"),
+        pytest.param([Ending(True), Ending()], False, id="one stays"),
+        pytest.param([Ending(True), None], False, id="one has said nothing"),
+    ],
+)
+def test_all_pods_leave_if_each_of_them_says_so(endings: list[Ending | None], expected: bool) -> None:
+    lead = Lead(3, 2, 1)
+    for rank, ending in enumerate(endings):
+        if ending is not None:
+            lead.take(rank, NOTHING, 0, ending=ending)
+    assert lead.do_all_leave is expected
+
+
+DONE, WRITES = Ending(is_done=True), Ending(is_done=False)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reports", "expected"),
+    [
+        pytest.param(("a",), [(wrote("a"), DONE), (NOTHING, DONE)], True, id="all is recorded"),
+        pytest.param((), [(NOTHING, DONE), (NOTHING, DONE)], True, id="there is nothing"),
+        pytest.param((), [(NOTHING, DONE), (wrote("a"), DONE)], False, id="a file of another pod is not"),
+        pytest.param(("a",), [(wrote("a"), DONE), (NOTHING, WRITES)], False, id="another pod still writes"),
+        pytest.param(("a",), [(wrote("a"), DONE)], False, id="another pod has said nothing"),
+        pytest.param(("a",), [(wrote("a"), DONE), (wrote(unready=("b",)), DONE)], True, id="what is never finished"),
+    ],
+)
+def test_what_all_pods_have_written_is_recorded(
+    recorded: tuple[str, ...], reports: list[tuple[Report, Ending]], expected: bool
+) -> None:
+    lead = Lead(3, 2, 1)
+    for rank, (report, ending) in enumerate(reports):
+        lead.take(rank, report, 0, ending=ending)
+    record = Record(3, 1, wrote(*recorded).files) if recorded else None
+    assert lead.is_settled(record) is expected

@@ -52,16 +52,20 @@ def find_grace(state: State, now: float) -> float:
 
 
 def find_time_to_archive(state: State, now: float) -> float:
-    """Seconds until what was saved last has to be in the archive, because no pod of the world stays; 0: pods stay.
+    """Seconds until what was saved last has to be in the archive, if no pod of the world stays; 0: pods stay."""
+    directive = state.hub.directive
+    if state.leave_at is not None:
+        return max(0.0, state.leave_at + state.grace_seconds - directives.leave_after(state.grace_seconds) - now)
+    return directive.grace_seconds if isinstance(directive, wire.Stop) and directive.checkpoint else 0.0
+
+
+def do_all_leave(state: State) -> bool:
+    """Whether no pod of the world stays, as far as this one knows: others may have been told to end as well.
 
     A pod that is terminated alone leaves copies with the others. What the hub stops, it stops in all pods.
     """
-    directive = state.hub.directive
-    is_last = state.world is not None and len(state.world.nprocs) == 1
-    if state.leave_at is not None:
-        left = state.leave_at + state.grace_seconds - directives.leave_after(state.grace_seconds) - now
-        return max(0.0, left) if is_last or isinstance(directive, wire.Stop) else 0.0
-    return directive.grace_seconds if isinstance(directive, wire.Stop) and directive.checkpoint else 0.0
+    is_alone = state.world is not None and len(state.world.nprocs) == 1
+    return is_alone or isinstance(state.hub.directive, wire.Stop)
 
 
 def find_end(state: State) -> events.Exit | None:

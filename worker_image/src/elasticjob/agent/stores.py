@@ -27,7 +27,7 @@ logger = logging.getLogger("elasticjob")
 
 _STORE_PATIENCE = 30.0
 _FLUSH_SECONDS = 10.0  # for copies of what the scripts have saved at the end of a world
-_LAST_FLUSH_SECONDS, _LAST_ARCHIVE_SECONDS = 5.0, 15.0  # of the job: the operator lets its pods end by themselves
+_LAST_FLUSH_SECONDS, _LAST_ARCHIVE_SECONDS = 5.0, 20.0  # of the job: the operator lets its pods end by themselves
 
 
 class Stores:
@@ -69,6 +69,7 @@ class Stores:
                     find_step,
                     self._on_unfit,
                     self._on_unfinished,
+                    lambda: self._look().leave_at is not None,
                 )
             except OSError as error:
                 remedy = "Run the container as a user who may write there."
@@ -96,7 +97,9 @@ class Stores:
     def flush(self) -> None:
         """Before the agent leaves its world: have copied what the scripts have saved last; and archived if all go."""
         if self._keeper is not None:
-            self._keeper.flush(_FLUSH_SECONDS, rules.find_time_to_archive(self._look(), time.monotonic()))
+            state = self._look()
+            seconds = rules.find_time_to_archive(state, time.monotonic())
+            self._keeper.flush(_FLUSH_SECONDS, seconds, do_all_leave=rules.do_all_leave(state))
 
     def archive(self) -> None:
         """After the success of the job: have archived what the scripts have saved last."""

@@ -19,13 +19,13 @@ class Answer(Generic[T]):
     """What a call will have returned or raised."""
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._found: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, args=(call,), name="elasticjob-archive-read", daemon=True).start()
+        self._found: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, args=(call,), name="elasticjob-archive-request", daemon=True).start()
 
     def _run(self, call: Callable[[], T]) -> None:
         try:
             self._found.put((call(), None))
-        except Exception as error:
+        except BaseException as error:
             self._found.put((None, error))
 
     def take(self, pause: Callable[[], None], deadline: float | None = None) -> T:

@@ -43,7 +43,6 @@ class _Order:
 
     attempt: int
     objects: Sequence[Object]
-    is_hurry: bool
     is_done: bool = False
     is_gone: bool = False
     problem: tuple[str, str] = ("", "")
@@ -105,7 +104,7 @@ class Archive:
             leader = Leader(self._storage, settings.job, members.generation, settings.keep, _now)
         with self._changed:
             self._world = _World(members, leader)
-            self._saved_name = ""
+            self._saved_name, self._sender.has_hurry = "", False
             self._changed.notify_all()
 
     def leave(self) -> None:
@@ -130,25 +129,31 @@ class Archive:
                 world.offered = (record, step)
                 self._changed.notify_all()
 
-    def await_saved(self, record: Record, step: int | None, seconds: float) -> bool:
-        self.offer(record, step)
-        with self._changed:
-            world = self._world
-            if world is None or world.leader is None:
-                return False
-            world.is_hurry, world.retry_at = True, 0.0
-            self._changed.notify_all()
-            is_saved = self._changed.wait_for(
-                lambda: self._saved_name == record.name or world.is_over or record.name in world.is_unfit, seconds
-            )
-            is_saved = is_saved and self._saved_name == record.name
-        if not is_saved:
+    def await_saved(self, record: Record | None, step: int | None, seconds: float, *, is_newest: bool = True) -> bool:
+        is_saved = record is not None and self._await_saved(record, step, seconds)
+        if not is_newest:
+            self._note_problem("NotInTime", "the pods went before what the scripts have saved last was read")
+        elif not is_saved:
             self._note_problem(
                 "NotInTime",
                 f"the last checkpoint was not archived within the grace period ({seconds:.0f} s): "
                 + (self._view.message or "the store was too slow"),
             )
-        return is_saved
+        return is_saved and is_newest
+
+    def _await_saved(self, record: Record, step: int | None, seconds: float) -> bool:
+        self.offer(record, step)
+        with self._changed:
+            world = self._world
+            if world is None or world.leader is None:
+                return False
+            world.is_hurry = self._sender.has_hurry = True
+            world.retry_at = 0.0
+            self._changed.notify_all()
+            is_over = self._changed.wait_for(
+                lambda: self._saved_name == record.name or world.is_over or record.name in world.is_unfit, seconds
+            )
+            return is_over and self._saved_name == record.name
 
     @property
     def saved_name(self) -> str:
@@ -166,10 +171,12 @@ class Archive:
                 return {"error": "another world"}
             order = world.order
             if order is None or order.attempt != attempt:
-                order = world.order = _Order(attempt, objects, header.get("hurry") is True)
+                order = world.order = _Order(attempt, objects)
                 if header.get("again") is True:
                     self._sender.forget()
                 self._changed.notify_all()
+            if header.get("hurry") is True:
+                self._sender.has_hurry = True
             return {"done": order.is_done, "gone": order.is_gone, "problem": list(order.problem)}
 
     # The thread.
@@ -221,7 +228,7 @@ class Archive:
         order = world.order
         assert order is not None
         try:
-            self._sender.send(order.objects, lambda: world.is_over or world.order is not order, hurry=order.is_hurry)
+            self._sender.send(order.objects, lambda: world.is_over or world.order is not order)
             order.is_done = True
         except OverError:
             return
@@ -290,7 +297,7 @@ class Archive:
         def send(shares: Mapping[int, Sequence[Object]]) -> None:
             orders = {rank: objects for rank, objects in shares.items() if objects and rank != members.rank}
             waiting = {rank for rank, objects in orders.items() if self._order(world, rank, objects)}
-            self._sender.send(shares.get(members.rank, ()), is_over, hurry=world.is_hurry)
+            self._sender.send(shares.get(members.rank, ()), is_over)
             for rank in orders.keys() - waiting:  # an older agent, which only hands out what it has
                 sender = Sender(self._storage, _reader_of(members, rank), self._settings.bytes_per_second)
                 sender.send(orders[rank], is_over, hurry=world.is_hurry)

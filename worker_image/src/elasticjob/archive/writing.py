@@ -9,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 from elasticjob.archive import garbage, layout, reading
+from elasticjob.archive.ahead import AT_ONCE, Answer
 from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.storage import Storage, StoreError
 from elasticjob.peers.records import Record
 
 logger = logging.getLogger("elasticjob")
+
+_LONGEST_REST: Final = 0.2  # seconds until somebody may be in a hurry
 
 
 class OverError(Exception):
@@ -39,6 +45,7 @@ class Sender:
         self._storage, self._read, self._rate = storage, read, bytes_per_second
         self._sent: set[str] = set()  # names of objects
         self._free_at = 0.0
+        self.has_hurry = False  # no rate is kept any more; may be set while `send` is under way
         self.bytes = 0  # sent so far
 
     def forget(self) -> None:
@@ -46,30 +53,54 @@ class Sender:
         self._sent.clear()
 
     def send(self, objects: Sequence[Object], is_over: Callable[[], bool], *, hurry: bool = False) -> None:
-        """Raises GoneError, OverError or StoreError. Goes on where it stopped if it is called again."""
+        """Raises GoneError, OverError or StoreError. Goes on where it stopped if it is called again.
+
+        One object after the other; where there is a hurry, a few at once.
+        """
+        under_way: deque[tuple[Object, Answer[None]]] = deque()
+
+        def check() -> None:
+            if is_over():
+                raise OverError
+
+        def finish(most: int) -> None:
+            while len(under_way) > most:
+                one, answer = under_way.popleft()
+                answer.take(check)
+                self._note(one)
+
         for one in objects:
             if one.name in self._sent:
                 continue
-            if is_over():
-                raise OverError
-            parts = []
-            for digest, _ in one.chunks:
-                data = self._read(digest)
-                if data is None:
-                    raise GoneError(f"the chunk {digest[:12]} is not in this pod any more")
-                parts.append(data)
-            self._storage.put(f"{layout.OBJECTS}/{one.name}", b"".join(parts))
-            self._sent.add(one.name)
-            self.bytes += one.size
-            if not hurry:
-                self._rest(one.size)
+            check()
+            put = partial(self._storage.put, f"{layout.OBJECTS}/{one.name}", self._collect(one))
+            if hurry or self.has_hurry:
+                finish(AT_ONCE - 1)
+                under_way.append((one, Answer(put)))
+            else:
+                put()
+                self._note(one)
+                self._rest(one.size, is_over)
+        finish(0)
 
-    def _rest(self, size: int) -> None:
+    def _collect(self, one: Object) -> bytes:
+        parts = []
+        for digest, _ in one.chunks:
+            data = self._read(digest)
+            if data is None:
+                raise GoneError(f"the chunk {digest[:12]} is not in this pod any more")
+            parts.append(data)
+        return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    def _note(self, one: Object) -> None:
+        self._sent.add(one.name)
+        self.bytes += one.size
+
+    def _rest(self, size: int, is_over: Callable[[], bool]) -> None:
         """Keep the rate: gradients use the same network."""
-        now = time.monotonic()
-        self._free_at = max(now, self._free_at) + size / self._rate
-        if self._free_at > now:
-            time.sleep(min(self._free_at - now, 60.0))
+        self._free_at = max(time.monotonic(), self._free_at) + size / self._rate
+        while not (self.has_hurry or is_over()) and (left := self._free_at - time.monotonic()) > 0:
+            time.sleep(min(left, _LONGEST_REST))
 
 
 Send = Callable[

@@ -31,6 +31,8 @@ class Peers:
         self.me = me
         self.peers = peers
         self.over = False
+        self.has_hurry = False  # nobody trains any more, so no rate is kept
+        self._copies = True
         self._key = key
         self._holders = choice.order_holders(me, peers) if peers else []
         self._links: dict[int, Link] = {}
@@ -38,6 +40,13 @@ class Peers:
         self._full: dict[int, float] = {}  # by rank: until when
         self._rate = bytes_per_second
         self._free_at = 0.0
+
+    def end_copies(self) -> None:
+        """Make no more of them, from any thread: all of these pods go."""
+        self._copies = False
+
+    def makes_copies(self) -> bool:
+        return self._copies
 
     def shut(self) -> None:
         """End all requests, from any thread; call `close` next."""
@@ -86,7 +95,7 @@ class Peers:
         """
         holders = 0
         for peer in self._holders:
-            if holders >= replicas or self.over:
+            if holders >= replicas or self.over or not self._copies:
                 break
             if self._full.get(peer.rank, 0.0) > time.monotonic():
                 continue
@@ -104,10 +113,13 @@ class Peers:
             absent = {str(digest) for digest in json.loads(answer)} & missing
             held |= missing - absent
             for digest in sorted(absent):
+                if not self._copies:
+                    return False
                 data = read(digest)
                 if data is None:
                     raise ChangedError
-                self._wait_for(len(data))
+                if not self.has_hurry:
+                    self._wait_for(len(data))
                 said, _ = self.call(rank, "put", data, digest=digest)
                 if said.get("full"):
                     logger.warning("Pod of rank %d has no room for copies of checkpoints.", rank)

@@ -23,7 +23,7 @@ from elasticjob.peers.chunks import ChunkStore, FullError, digest_of
 from elasticjob.peers.copying import ChangedError, Peers
 from elasticjob.peers.directory import Directory, View, Workers
 from elasticjob.peers.last_tier import LastTier, Members
-from elasticjob.peers.lead import SPREAD_SECONDS, Lead
+from elasticjob.peers.lead import SPREAD_SECONDS, Ending, Lead
 from elasticjob.peers.records import Files, Record, Report
 from elasticjob.peers.transport import PeerError, Server
 
@@ -33,6 +33,7 @@ _LOOK_SECONDS = 0.3
 _FULL_SECONDS = 10.0  # before this pod tries again to keep copies of its own files
 _REPORT_SECONDS = 1.0  # between two reports that say the same ...
 _REPORTS_PER_SECOND = 200  # ... and longer in a large world: so many does rank 0 get
+_LEAST_TRY = 1.0  # for an attempt to have the last save archived, however little time is left
 _FLUSH_HURRY = 5.0  # so much shorter at the end of a world
 _SILENCE_SECONDS = 60.0  # after which a rank without a report is named
 _MOST_STEPS = 4096  # of the script, with the times at which they were reported
@@ -46,10 +47,11 @@ class _World:
     spare: int  # pods that may be lost with what this pod has written, as far as it knows
     round: int = 0  # of rank 0, as far as this pod has heard
     is_urgent: bool = False  # rank 0 waits for what this pod says next
-    said: tuple[Report, int, str] | None = None  # with the round, and the name of the last record
+    said: tuple[Report, int, str, Ending] | None = None  # with the round, and the name of the last record
     said_at: float = 0.0
     entered_at: float = field(default_factory=time.monotonic)
     is_ending: bool = False
+    do_all_leave: bool = False  # rank 0 knows that all pods of it have been told to end
 
     @property
     def size(self) -> int:
@@ -80,12 +82,14 @@ class Keeper:
         find_step: Callable[[], int | None] = lambda: None,
         on_unfit: Callable[[str], None] = lambda unfit: None,
         on_unfinished: Callable[[str], None] = lambda unfinished: None,
+        is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_kept` gets, at rank 0, the number of the last record, and how many other pods hold it. Raises OSError.
 
         `open_last_tier` gets what reads a chunk of this pod; `find_step` returns the last step that was reported.
         `on_unfit` gets the name in a save that this pod cannot have, and "" once there is none; `on_unfinished` a file
-        that is not copied because it or another one is always written, and "" in the same way.
+        that is not copied because it or another one is always written, and "" in the same way. `is_leaving`: whether
+        this pod has been told to end.
         """
         self._settings = settings
         self._address = address
@@ -94,6 +98,7 @@ class Keeper:
         self._on_kept = on_kept
         self._on_unfit = on_unfit
         self._on_unfinished = on_unfinished
+        self._is_leaving = is_leaving
         self._unfinished = ""  # what was told last
         self._unfit = {"restored": "", "written": ""}  # what was told last: of saves to begin with, and of its own
         settings.path.mkdir(parents=True, exist_ok=True)
@@ -183,47 +188,91 @@ class Keeper:
     def has_last_tier(self) -> bool:
         return self._last_tier is not None
 
-    def flush(self, seconds: float, archive_seconds: float = 0.0) -> None:
+    def flush(self, seconds: float, archive_seconds: float = 0.0, *, do_all_leave: bool = True) -> None:
         """Before the agent leaves a world: wait until what the scripts have saved last is recorded.
 
-        `archive_seconds`: so long until it is archived, too, where no pod of this world stays.
+        `archive_seconds`: the time to have it archived, too, where no pod of this world stays. `do_all_leave`: none
+        does; else this pod leaves, and perhaps all others have been told to leave as well.
         """
-        self._flush(seconds)
-        if self._last_tier is None or archive_seconds <= 0:
-            return
         world = self._world
-        if world is not None and world.lead is not None and self.record is not None:
-            self._last_tier.await_saved(self.record, self._step_of(self.record), archive_seconds)
-            self._turn()
+        if world is None:
+            return
         deadline = time.monotonic() + archive_seconds
+        is_last = self._last_tier is not None and archive_seconds > 0
+        if is_last and (do_all_leave or self._ask_whether_all_leave(world)):
+            world.peers.end_copies()
+            # To read much takes long: of a long time, half of it.
+            is_recorded = self._flush(world, max(min(seconds, archive_seconds), archive_seconds / 2), do_all_leave=True)
+            self._await_archived(world, deadline, is_newest=is_recorded)
+        else:
+            self._flush(world, seconds, do_all_leave=False)
+
+    def _ask_whether_all_leave(self, world: _World) -> bool:
+        world.is_urgent = True  # rank 0 may know it only now
+        self._turn()
+        return self.do_all_leave
+
+    @property
+    def do_all_leave(self) -> bool:
+        """Whether all pods of this world have been told to end, as far as this one has heard."""
+        with self._lock:
+            world = self._world
+            if world is None:
+                return False
+            return world.do_all_leave if world.lead is None else world.lead.do_all_leave
+
+    @property
+    def is_ending(self) -> bool:
+        with self._lock:
+            return self._world is not None and self._world.is_ending
+
+    def _await_archived(self, world: _World, deadline: float, *, is_newest: bool) -> None:
+        assert self._last_tier is not None
+        if world.lead is not None:
+            step = None if self.record is None else self._step_of(self.record)
+            if self.record is not None or not is_newest:
+                left = max(_LEAST_TRY, deadline - time.monotonic())
+                self._last_tier.await_saved(self.record, step, left, is_newest=is_newest)
+            self._turn()
         self._is_cut_off = False
-        while world is not None and world.lead is None and time.monotonic() < deadline:
+        while world.lead is None and time.monotonic() < deadline:
             self._turn()
             if self._is_cut_off or (self.record is not None and self._archived == self.record.name):
                 return
             time.sleep(_LOOK_SECONDS / 3)
 
-    def _flush(self, seconds: float) -> None:
+    def _flush(self, world: _World, seconds: float, *, do_all_leave: bool) -> bool:
+        """Whether what the scripts have saved last is recorded."""
         deadline = time.monotonic() + seconds
         self._is_cut_off = False
         with self._lock:
-            if self._world is not None:
-                self._world.is_ending = True
-        while self._look_at_workers()[0] is Workers.DONE and time.monotonic() < deadline:
+            world.is_ending = world.peers.has_hurry = True
+        while True:
+            is_done = self._look_at_workers()[0] is Workers.DONE  # else what was not finished is no save
+            if not is_done and not (do_all_leave and world.lead is not None):
+                return True
             report = self._turn()
-            if (
-                report is None
-                or self._is_cut_off
-                or (records.covers(self.record, report, self._left_out) and self._is_known())
-            ):
-                return
+            if report is None or self._is_cut_off:
+                return False
+            is_mine = not is_done or records.covers(self.record, report, self._left_out)
+            if is_mine and self._is_known(world, settled=do_all_leave):
+                return True
+            if time.monotonic() > deadline:
+                return False
             time.sleep(_LOOK_SECONDS / 3)
 
-    def _is_known(self) -> bool:
-        """At rank 0: whether as many other pods as there should be have the last record."""
+    def _is_known(self, world: _World, *, settled: bool) -> bool:
+        """At rank 0: whether as many other pods as there should be have the last record.
+
+        `settled`: instead, whether no pod has anything that is not in it.
+        """
         with self._lock:
-            lead = None if self._world is None else self._world.lead
-            return lead is None or self.record is None or lead.is_known(self.record)
+            lead = world.lead
+            if lead is None:
+                return True
+            if settled:
+                return lead.is_settled(self.record)
+            return self.record is None or lead.is_known(self.record)
 
     def _leave(self) -> None:
         with self._lock:
@@ -260,6 +309,7 @@ class Keeper:
                 return None
             known = world.round
             self._note_step()
+            ending = Ending(self._is_leaving(), self._look_at_workers()[0] is not Workers.RUN)
             view = self._look()
             try:
                 copies = self._copy(world, view.written)
@@ -279,9 +329,9 @@ class Keeper:
             if world.peers.over:
                 return None
             urgent = world.is_urgent if world.lead is None else world.lead.has_news
-            news = (report, known, records.name_of(self.record)) != world.said
+            news = (report, known, records.name_of(self.record), ending) != world.said
             if urgent or news or time.monotonic() - world.said_at > world.report_seconds:
-                self._report(world, report, known)
+                self._report(world, report, known, ending)
             return report
 
     def _note_unfit(self, which: str, text: str) -> None:
@@ -300,6 +350,8 @@ class Keeper:
         This pod keeps a copy too: the script may overwrite its file before the next one is recorded. Returns how many
         pods may be lost; while the script overwrites what was copied, that is what it was.
         """
+        if not world.peers.makes_copies():
+            return world.spare
         files, is_all = written, bool(written)
         if world.lead is not None and self.record is not None:
             present = self.directory.find_present(self.record.files)
@@ -308,6 +360,8 @@ class Keeper:
         if digests:
             mine = self._hold(digests)
             others = world.peers.copy(digests, self._settings.replicas, self.directory.read_chunk)
+            if not world.peers.makes_copies():
+                return world.spare
             spare = others if mine else max(0, others - 1)
             world.spare = spare if is_all else min(spare, world.spare)
         return world.spare
@@ -327,18 +381,20 @@ class Keeper:
             return False
         return True
 
-    def _report(self, world: _World, report: Report, known: int) -> None:
+    def _report(self, world: _World, report: Report, known: int, ending: Ending) -> None:
         """`known`: the round that this pod knew of when it looked."""
         name = records.name_of(self.record)
         if world.lead is not None:
             with self._lock:
-                world.lead.take(0, report, known)
+                world.lead.take(0, report, known, ending=ending)
             self._decide(world, world.lead)
         else:
-            place: dict[str, Any] = {"generation": world.generation, "rank": world.peers.me}
+            said: dict[str, Any] = {"generation": world.generation, "rank": world.peers.me, "known": name}
+            said |= {"round": known, "leaving": ending.is_leaving, "done": ending.is_done}
             try:
-                header, body = world.peers.tell(0, "report", report.dump(), **place, known=name, round=known)
+                header, body = world.peers.tell(0, "report", report.dump(), **said)
                 world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
+                world.do_all_leave = header.get("leaving") is True
                 self._archived = str(header.get("archived", ""))
                 if body:
                     self._save(records.parse_record(body))
@@ -346,7 +402,7 @@ class Keeper:
                 logger.debug("could not report the checkpoints to rank 0: %s", error)
                 self._is_cut_off = True
                 return
-        world.said, world.said_at = (report, known, name), time.monotonic()
+        world.said, world.said_at = (report, known, name, ending), time.monotonic()
 
     def _decide(self, world: _World, lead: Lead) -> None:
         """At rank 0: make a record as soon as the reports of all pods allow it, and tell how far it has spread."""
@@ -369,7 +425,8 @@ class Keeper:
             with self._lock:
                 kept = lead.find_kept(time.monotonic(), self.record)
             if kept is not None:
-                self._on_kept(*kept)
+                if world.peers.makes_copies():  # else they are of the record before
+                    self._on_kept(*kept)
                 if self._last_tier is not None and kept[0] == self.record.number:
                     self._last_tier.offer(self.record, self._step_of(self.record))
 
@@ -426,7 +483,7 @@ class Keeper:
         if digest_of(data) != digest:
             return {"error": "the chunk is damaged"}
         try:
-            self.chunks.put(digest, data)
+            self.chunks.keep(digest, data)
         except FullError:
             return {"full": True}
         return {}
@@ -439,8 +496,10 @@ class Keeper:
                 return {"error": "another world"}, b""
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}, b""
-            world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")))
+            ending = Ending(header.get("leaving") is True, header.get("done") is not False)
+            world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")), ending)
             answer: dict[str, Any] = {"round": world.lead.round, "urgent": world.lead.is_proposing()}
+            answer["leaving"] = world.lead.do_all_leave
             if self._last_tier is not None:
                 answer["archived"] = self._last_tier.saved_name
         record = self.record

@@ -81,8 +81,11 @@ class LastTier(Protocol):
     def take(self, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         """At other ranks: what rank 0 asks this one to send. Returns how far that is."""
 
-    def await_saved(self, record: Record, step: int | None, seconds: float) -> bool:
-        """At rank 0, before all pods go: have this record saved now. False if it was not in time."""
+    def await_saved(self, record: Record | None, step: int | None, seconds: float, *, is_newest: bool = True) -> bool:
+        """At rank 0, before all pods go: have this record saved now. False if it was not in time.
+
+        `is_newest`: it has all that the scripts have saved; else what is missing is told as lost.
+        """
 
     @property
     def saved_name(self) -> str:

@@ -15,6 +15,17 @@ from elasticjob.peers.records import Files, Record, Report
 SPREAD_SECONDS: Final = 10.0  # for the other pods to fetch a record
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How far a pod has come with leaving its world."""
+
+    is_leaving: bool = False  # it has been told to end, so it holds no copies any more
+    is_done: bool = True  # its workers write no more; an older agent says nothing of it
+
+
+STAYS: Final = Ending()
+
+
 @dataclass
 class Lead:
     """The state of one world. Not thread-safe."""
@@ -30,11 +41,13 @@ class Lead:
     _rounds: dict[int, int] = field(default_factory=dict)  # ... the round that it knew of when it looked ...
     _known: dict[int, str] = field(default_factory=dict)  # ... and the name of the record that it has; not rank 0
     _numbers: dict[str, int] = field(default_factory=dict)  # of the records, by name
+    _endings: dict[int, Ending] = field(default_factory=dict)  # of each rank, with its last report
     _told: int = 0  # the number of the record that the hub knows of ...
     _told_at: float = 0.0  # ... and when it was the newest, or became known
 
-    def take(self, rank: int, report: Report, round_: int, known: str = "") -> None:
+    def take(self, rank: int, report: Report, round_: int, known: str = "", ending: Ending = STAYS) -> None:
         """Note what a rank says. `round_`: the round that it knew of when it looked."""
+        self._endings[rank] = ending
         before = self._reports.get(rank), self._rounds.get(rank), self._known.get(rank, "")
         self.has_news |= before != (report, round_, known)
         self._reports[rank], self._rounds[rank] = report, round_
@@ -76,6 +89,18 @@ class Lead:
             number = record.number
         copies = min(report.copies for report in self._reports.values())
         return (number, min(copies, sum(one >= number for one in held))) if number else None
+
+    @property
+    def do_all_leave(self) -> bool:
+        """Whether all pods have been told to end: none of them is left to hold a copy."""
+        return len(self._endings) == self.size and all(one.is_leaving for one in self._endings.values())
+
+    def is_settled(self, record: Record | None) -> bool:
+        """Whether no pod writes any more, and what all of them have written is in this record."""
+        if len(self._endings) < self.size or not all(one.is_done for one in self._endings.values()):
+            return False
+        files, _ = records.combine(record, [self._reports[rank] for rank in range(self.size)])
+        return not files or (record is not None and files == record.files)
 
     def find_silent(self) -> list[int]:
         """The ranks that have not reported in this world: there is no record without them."""
