@@ -1,0 +1,99 @@
+"""What the client of each store is told: which credentials, and that it is to answer with what is there now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
+
+from elasticjob.archive.storage import Storage
+
+COMMON = {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+def take_clients(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Of each client that is made from now on, the options that it gets."""
+    told: list[dict[str, Any]] = []
+
+    class Client(MemoryFileSystem):  # type: ignore[misc]
+        protocol = ("s3", "gs", "az")
+        cachable = False
+
+        def __init__(self, **options: Any) -> None:
+            told.append({key: value for key, value in options.items() if key not in COMMON and key != "config_kwargs"})
+            super().__init__()
+
+    for protocol in Client.protocol:
+        monkeypatch.setitem(_registry, protocol, Client)
+    return told
+
+
+def open_store(url: str, credentials: Path | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    told = take_clients(monkeypatch)
+    Storage(url, credentials).open()
+    return told[-1]
+
+
+def test_an_azure_store_without_a_secret_is_used_as_the_identity_of_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is anonymous by default, and is refused wherever checkpoints are nobody else's business."""
+    assert open_store("az://container/training", None, monkeypatch) == {"anon": False}
+
+
+@pytest.mark.parametrize(
+    ("url", "secret", "expected"),
+    [
+        ("s3://bucket/training", {}, {}),
+        (
+            "s3://bucket/training",
+            {"AWS_ACCESS_KEY_ID": "id\n", "AWS_SECRET_ACCESS_KEY": "key", "AWS_REGION": "eu"},
+            {"key": "id", "secret": "key", "client_kwargs": {"region_name": "eu"}},
+        ),
+        ("gs://bucket/training", {}, {}),
+        ("gs://bucket/training", {"GOOGLE_APPLICATION_CREDENTIALS": "{}"}, {"token": "FOLDER"}),
+        (
+            "az://container/training",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "mine", "AZURE_STORAGE_ACCOUNT_KEY": "key"},
+            {"account_name": "mine", "account_key": "key", "anon": False},
+        ),
+        ("az://container/training", {"AZURE_STORAGE_CONNECTION_STRING": "all"}, {"connection_string": "all"}),
+        (
+            "az://container/training",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "mine"},
+            {"account_name": "mine", "anon": False},
+        ),
+    ],
+)
+def test_a_client_gets_the_keys_of_the_secret(
+    url: str, secret: dict[str, str], expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, text in secret.items():
+        (tmp_path / key).write_text(text)
+    found = open_store(url, tmp_path if secret else None, monkeypatch)
+    path = str(tmp_path / "GOOGLE_APPLICATION_CREDENTIALS")
+    assert found == {key: path if value == "FOLDER" else value for key, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("s3://bucket/training", "AWS_SECRET_ACCESS_KEY"),
+        ("gs://bucket/training", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://container/training", "AZURE_STORAGE_CONNECTION_STRING"),
+    ],
+)
+def test_a_secret_that_has_changed_has_a_client_of_its_own(
+    url: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the client itself has read the file once."""
+    told = take_clients(monkeypatch)
+    storage = Storage(url, tmp_path)
+    (tmp_path / key).write_text("old")
+    storage.list("saves")
+    storage.list("saves")
+    assert len(told) == 1
+    (tmp_path / key).write_text("new")
+    storage.list("saves")
+    assert len(told) == 2
