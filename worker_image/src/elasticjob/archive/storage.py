@@ -92,22 +92,28 @@ def protocol_of(url: str) -> str:
     return url.partition("://")[0]
 
 
-def read_credentials(protocol: str, folder: Path | None, access: Access = OWN) -> dict[str, Any]:
-    """The options of fsspec in a mounted Secret: each file is a key. Empty without one: the pod's own identity counts.
+def read_keys(protocol: str, folder: Path | None, access: Access = OWN) -> dict[str, str]:
+    """What is in a mounted Secret: each file is a key. Empty without one: the pod's own identity counts.
 
     Raises RefusedError for a Secret without a key that belongs to this store.
     """
     if folder is None:
         return {}
     known, found = _KEYS.get(protocol, {}), {}
-    for key, option in known.items():
-        path = folder / key
+    for key in known:
         with contextlib.suppress(OSError):
-            text = path.read_text().strip()
-            found[option] = str(path) if protocol == "gs" else text
+            found[key] = (folder / key).read_text().strip()
     if not found:
         wanted = ", ".join(known) or "none: a file:// store needs no Secret"
         raise RefusedError(f"{access.prefix}{access.keys} is missing, or has no key of this store ({wanted})")
+    return found
+
+
+def find_options(protocol: str, folder: Path | None, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The options of fsspec for these keys, which were read in this folder."""
+    found: dict[str, Any] = {option: keys[key] for key, option in _KEYS.get(protocol, {}).items() if key in keys}
+    if protocol == "gs" and folder is not None:
+        found = {_KEYS["gs"][key]: str(folder / key) for key in keys}  # it reads the file itself
     region = found.pop("region_name", None)
     return found if region is None else {**found, "client_kwargs": {"region_name": region}}
 
@@ -121,23 +127,24 @@ class Storage:
         self._access = access
         self._protocol = protocol_of(url)
         self._credentials = credentials
-        self._used: dict[str, Any] | None = None
+        self._used: dict[str, str] | None = None  # the keys of the connection
         self._files: Any = None
         self._root = ""
         self._lock = threading.Lock()
 
     def open(self) -> None:
         """Connect, with the credentials as they are now: they may have been changed. Raises StoreError."""
-        options = read_credentials(self._protocol, self._credentials, self._access)
+        keys = read_keys(self._protocol, self._credentials, self._access)
         with self._lock:
-            if self._files is None or options != self._used:
-                self._connect(options)
+            if self._files is None or keys != self._used:
+                self._connect(keys)
 
-    def _connect(self, options: dict[str, Any]) -> None:
+    def _connect(self, keys: dict[str, str]) -> None:
+        options = find_options(self._protocol, self._credentials, keys)
         try:
             from fsspec.core import url_to_fs
 
-            self._files, root = url_to_fs(self.url, **options, **_settings(self._protocol))
+            self._files, root = url_to_fs(self.url, **options, **_settings(self._protocol, options))
         except ImportError as error:
             package, extra = EXTRAS.get(self._protocol, ("fsspec", "archive"))
             raise ExtraMissingError(
@@ -146,7 +153,7 @@ class Storage:
             ) from None
         except Exception as error:
             raise self._translate(error) from error
-        self._used = options
+        self._used = keys
         self._root = str(root).rstrip("/")
 
     def put(self, name: str, data: bytes) -> None:
@@ -209,13 +216,15 @@ class Storage:
         return StoreError(f"{prefix}the store does not answer for {self.url}: {text}")
 
 
-def _settings(protocol: str) -> dict[str, Any]:
+def _settings(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What makes a store answer with what is there now, and within a time."""
     if protocol == "file":
         return {"auto_mkdir": True}
     common: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if protocol == "s3":
         return {**common, "config_kwargs": {"connect_timeout": 10, "read_timeout": _SECONDS}}
+    if protocol == "az" and "connection_string" not in options:
+        return {**common, "anon": False}  # its default is to be nobody, and not the identity of the pod
     return common
 
 
