@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 import tracemalloc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticjob import env
 from elasticjob.archive import layout, reading
 from elasticjob.archive.layout import Object
 from elasticjob.archive.storage import Storage
@@ -17,6 +20,8 @@ from elasticjob.archive.writing import Leader, Sender
 from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.records import CHUNK_BYTES, File, Record
 from worker.archive.faulty_store import Contents, FaultyFiles
+from worker.peers import gang as gangs
+from worker.peers.gang import Gang
 
 pytestmark = pytest.mark.timeout(600)
 GIB = 1 << 30
@@ -118,3 +123,42 @@ def test_memory_does_not_grow_with_a_file(gib: int) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 64 << 20, f"{peak >> 20} MiB"
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Gang]:
+    yield from gangs.make(tmp_path)
+
+
+@pytest.mark.parametrize("mib", [300, pytest.param(50 * 1024, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_a_large_file_goes_through_whole_pods(mib: int, gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all of it is a hole, so that a disk has room for it twice. All of it is read, checked and compared."""
+    monkeypatch.setattr(gangs, "PATIENCE", 1800.0)
+    size, settings = (mib << 20) + 5, env.Archive(f"file://{gang.folder}/store", "uid", 0.1, 2)
+    first, second = (gang.pod(archive=settings) for _ in range(2))
+    gang.enter(first)
+    times = [time.monotonic()]
+    tracemalloc.start()
+    try:
+        with (first.path / "tmp-model.pt").open("wb") as file:
+            for index in range(7):
+                file.seek((mib << 20) * index // 7)
+                file.write(random.Random(index).randbytes(1000))
+            file.truncate(size)
+        (first.path / "tmp-model.pt").rename(first.path / "model.pt")
+        gangs.wait_for(lambda: reading.find_saves(Storage(settings.url)), "it is archived")
+        times.append(time.monotonic())
+        first.keeper.close()
+        gang.enter(second)
+        times.append(time.monotonic())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{mib} MiB: archived {times[1] - times[0]:.0f} s, restored {times[2] - times[1]:.0f} s, {peak >> 20} MiB")
+    given, restored = first.path / "model.pt", second.path / "model.pt"
+    assert restored.stat().st_size == size
+    with given.open("rb") as theirs, restored.open("rb") as ours:
+        while data := theirs.read(CHUNK_BYTES):
+            assert ours.read(CHUNK_BYTES) == data
+    assert restored.stat().st_blocks * 512 <= 8 * CHUNK_BYTES, "holes are holes again"
+    assert peak < 64 << 20

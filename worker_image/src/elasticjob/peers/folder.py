@@ -21,6 +21,7 @@ _NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
 _MARK: Final = ".elasticjob-part-"  # of files that are being restored
 _MOST_TOLD: Final = 200  # characters of a path
 _NO_NAME: Final = (errno.ENAMETOOLONG, errno.EILSEQ)
+_HOLE: Final = digest_of(bytes(CHUNK_BYTES))  # a chunk that needs no bytes on the disk
 UNREADABLE: Final = Stat(0, 0, 0)  # of a path that is too long for the system: a script gets there with `chdir`
 
 
@@ -195,7 +196,11 @@ def _restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) -
         else:
             with part.open("wb") as out:
                 for digest in file.chunks:
-                    out.write(fetch(digest))
+                    if digest == _HOLE:
+                        out.seek(CHUNK_BYTES, os.SEEK_CUR)
+                    else:
+                        out.write(fetch(digest))
+                out.truncate(file.size)
             part.chmod(file.mode)
         os.utime(part, ns=(file.mtime_ns, file.mtime_ns), follow_symlinks=False)
         part.replace(target)
