@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from devcluster.pods_helper import Pods, condition, first, terminated, waiting_reason
+from devcluster_fixture import make_claim
 from elasticjob_devcluster import Cluster, NodeSpec, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -282,6 +283,17 @@ def test_volumes_appear_where_the_pod_says(pods: Pods, cluster: Cluster, namespa
     assert (tmp_path / "g").read_text() == "new\n"
     assert not Path("/devcluster-test").exists()
     assert not Path("/srv/devcluster-test").exists()
+
+
+def test_a_claim_is_the_folder_of_its_volume(pods: Pods, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("host")
+    make_claim(cluster, namespace, "data", tmp_path)
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    mounts = [{"name": "v", "mountPath": "/srv/devcluster-test"}]
+    script = "cat /srv/devcluster-test/f; echo new > /srv/devcluster-test/g"
+    pods.run("p", "sh", "-c", script, container={"volumeMounts": mounts}, volumes=volumes)
+    assert pods.log("p") == "host"
+    assert (tmp_path / "g").read_text() == "new\n"
 
 
 def test_readiness_follows_the_probe(pods: Pods, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from devcluster_fixture import make_claim
 from elasticjob.archive import reading
 from elasticjob.archive.layout import Save
 from elasticjob.archive.storage import Storage
@@ -27,9 +28,9 @@ AT_ONCE = 4  # see `side_by_side`: each has processes that import torch
 MANIFEST = ROOT / "manifests/examples/digits-archive.yaml"
 
 
-def make_spec(store: Path, **archive: Any) -> dict[str, Any]:
-    """The example, with a short way to the store and a long way to its end."""
-    folders = {"/opt/elasticjob/examples": ROOT / "worker_image/examples", "/archive": store}
+def make_spec(store: Path | None, **archive: Any) -> dict[str, Any]:
+    """The example, with a short way to the store and a long way to its end. None: the store is the example's claim."""
+    folders = {"/opt/elasticjob/examples": ROOT / "worker_image/examples"} | ({"/archive": store} if store else {})
     spec: dict[str, Any] = localize(yaml.safe_load(MANIFEST.read_text()), folders)["spec"]
     spec["checkpoints"]["archive"] |= {"everySeconds": 1} | archive
     container = spec["template"]["spec"]["containers"][0]
@@ -127,7 +128,8 @@ def test_a_job_begins_from_another_one_of_its_namespace(jobs: Jobs, tmp_path: Pa
 def test_a_suspended_job_goes_on_with_what_it_saved_last(jobs: Jobs, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
-    jobs.create("digits", make_spec(store, everySeconds=3600))
+    make_claim(jobs.cluster, jobs.namespace, "archive", store)
+    jobs.create("digits", make_spec(None, everySeconds=3600))
     jobs.await_condition("digits", "CheckpointArchived", timeout=240)
     url = jobs.status("digits")["archive"]["url"]
     first = step_of(find_newest(store, url))

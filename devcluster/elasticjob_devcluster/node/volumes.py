@@ -51,13 +51,14 @@ class PodVolumes:
         self.directory = directory
         self.pod_ip = pod_ip
         self.refresh_at = float("inf")
+        self._claimed: dict[str, Path] = {}  # by the name of the volume: the folder of its PersistentVolume
 
     def path(self, name: str) -> Path:
         """The path of the volume's content on the host."""
         volume = next(v for v in self.pod["spec"].get("volumes") or () if v["name"] == name)
         if "hostPath" in volume:
             return Path(volume["hostPath"]["path"])
-        return self.directory / name
+        return self._claimed.get(name, self.directory / name)
 
     async def publish(self) -> None:
         """Create or update every volume. Raises VolumeError."""
@@ -71,12 +72,32 @@ class PodVolumes:
         if "hostPath" in volume:
             _prepare_host_path(Path(volume["hostPath"]["path"]), volume["hostPath"].get("type") or "")
             return
+        if "persistentVolumeClaim" in volume:
+            self._claimed[name] = await self._find_claimed(volume["persistentVolumeClaim"]["claimName"])
+            return
         path.mkdir(parents=True, exist_ok=True)
         if "emptyDir" in volume:
             path.chmod(0o777)
             return
         sources = await self._files_of(name, volume)
         publish_files(path, sources)
+
+    async def _find_claimed(self, claim: str) -> Path:
+        """The folder of the PersistentVolume that this claim is bound to. The node has no other kinds of storage."""
+        namespace = self.pod["metadata"]["namespace"]
+        try:
+            found = await self.node.api.request("GET", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}")
+            volume = found["spec"].get("volumeName")
+            if not volume:
+                raise VolumeError(f'persistentvolumeclaim "{claim}" is not bound')
+            spec = (await self.node.api.request("GET", f"/api/v1/persistentvolumes/{volume}"))["spec"]
+        except ApiError as error:
+            raise VolumeError(f'persistentvolumeclaim "{claim}": {error}') from error
+        source = spec.get("hostPath") or spec.get("local")
+        if source is None:
+            raise VolumeError(f'persistentvolume "{volume}": the devcluster supports hostPath and local only')
+        _prepare_host_path(Path(source["path"]), source.get("type") or "")
+        return Path(source["path"])
 
     async def _files_of(self, name: str, volume: Raw) -> dict[str, File]:
         if "configMap" in volume:
