@@ -11,17 +11,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
-import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from serving import BUCKET, KEYS, Server, read_policy, serve
 
 from elasticjob.archive import commands, reading
 from elasticjob.archive.layout import ALONE, Object, locate
@@ -34,61 +29,10 @@ from elasticjob.peers.records import File, Record
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 
-BUCKET = "my-bucket"
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-DOCS = Path(__file__).resolve().parents[2] / "docs/checkpoints.md"
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server with one bucket, which asks everybody for a right."""
-
-    url: str
-    users: Any  # a client of IAM
-
-    def write_secret(self, folder: Path, name: str, policy: Mapping[str, Any]) -> Path:
-        """The keys of a new user, who has these rights."""
-        self.users.create_user(UserName=name)
-        self.users.put_user_policy(UserName=name, PolicyName="archive", PolicyDocument=json.dumps(policy))
-        made = self.users.create_access_key(UserName=name)["AccessKey"]
-        folder.mkdir(exist_ok=True)
-        said = (made["AccessKeyId"], made["SecretAccessKey"], "us-east-1", self.url)
-        for key, value in zip((*KEYS, "AWS_REGION", "AWS_ENDPOINT_URL"), said, strict=True):
-            (folder / key).write_text(f"{value}\n")
-        return folder
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """moto's server. The client of IAM that makes users keeps a right that it was given before anybody was asked."""
-    running = ThreadedMotoServer(port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    url = f"http://{host}:{port}"
-
-    def connect(service: str, key: str, secret: str) -> Any:
-        given = {"aws_access_key_id": key, "aws_secret_access_key": secret}
-        return boto3.client(service, region_name="us-east-1", endpoint_url=url, **given)
-
-    users = connect("iam", "anybody", "anything")
-    connect("s3", "anybody", "anything").create_bucket(Bucket=BUCKET)
-    everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
-    users.create_user(UserName="root")
-    users.put_user_policy(UserName="root", PolicyName="all", PolicyDocument=json.dumps(everything))
-    made = users.create_access_key(UserName="root")["AccessKey"]
-    plain = {"Content-Type": "text/plain"}
-    request = urllib.request.Request(f"{url}/moto-api/reset-auth", data=b"0", headers=plain, method="POST")
-    with urllib.request.urlopen(request, timeout=30):
-        pass  # from now on, everybody is asked
-    yield Server(url, connect("iam", made["AccessKeyId"], made["SecretAccessKey"]))
-    running.stop()
-
-
-def read_policy() -> dict[str, Any]:
-    """The least that AWS needs, as the documentation says."""
-    (text,) = re.findall(r"```json\n(\{.*?)```", DOCS.read_text(), re.DOTALL)
-    found: dict[str, Any] = json.loads(text)
-    return found
+    with serve() as running:
+        yield running
 
 
 def make_url() -> str:

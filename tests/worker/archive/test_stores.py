@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-PYTHON = Path(os.environ.get("ELASTICJOB_STORES", ROOT / ".work/stores")) / "bin/python"
+from stores_fixture import MISSING, PYTHON, ROOT
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not PYTHON.exists(), reason="no environment with s3fs and moto: make stores-env")
+@pytest.mark.skipif(not PYTHON.exists(), reason=MISSING)
 def test_an_archive_in_a_store_that_speaks_s3() -> None:
     command = [
         str(PYTHON),
