@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticjob_devcluster import KubeError
+from integration import test_last_saves as last_saves
 from integrations.conftest import Admitter, Queues
 from integrations.kueue_standin import find, is_true
 from operator_fixture import OperatorProcess, light_spec, wait_for
@@ -307,6 +309,23 @@ class TestPreemption:
         jobs.delete("high")
         after = jobs.await_world("low", 2, before["rendezvous"]["generation"])
         assert after["restarts"].get("infrastructure", 0) == 0
+
+    @together
+    def test_what_a_base_saves_when_it_is_evicted_is_in_its_archive(self, queues: Queues, tmp_path: Path) -> None:
+        jobs, store = queues.jobs, tmp_path / "store"
+        store.mkdir()
+        spec = last_saves.make_spec(store, 16)
+        spec["elasticPolicy"] |= {"minReplicas": 2, "maxReplicas": 2}
+        spec["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "10m"}}
+        queues.make("gpus", 2)
+        queues.submit("low", "gpus", priority="low", **spec)
+        last_saves.await_archived(jobs, "low")
+        starts = len(last_saves.read_journal(store, "start"))
+        queues.submit("high", "gpus", priority="high", **bounds(1, 1))
+        jobs.await_world("high", 1, timeout=120)
+        jobs.await_condition("low", "Suspended", timeout=120)
+        jobs.delete("high")
+        last_saves.await_next_start(store, starts, 16)
 
     @pytest.mark.parametrize(
         "change", [pytest.param({"managedBy": "me"}, id="another manager"), pytest.param(INVALID, id="invalid")]
