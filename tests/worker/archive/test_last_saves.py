@@ -143,6 +143,21 @@ def test_rank_0_waits_for_what_another_pod_still_saves(gang: Gang, ended: Worker
     assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
 
 
+def test_the_others_stay_until_rank_0_has_archived_what_it_still_saves(gang: Gang) -> None:
+    """They have nothing to save, and nothing is recorded without them."""
+    archive = find_archive(gang)
+    first, second = begin(gang, archive)
+    wait_for(lambda: second.keeper.record is not None, "rank 1 has the first record")
+    thread = threading.Thread(target=end_one, args=(second, 10.0, 100.0), daemon=True)
+    thread.start()
+    thread.join(2.0)  # it may go
+    (first.path / "last.pt").write_bytes(b"last")
+    end_one(first, 10.0, 20.0)
+    thread.join(gangs.PATIENCE)
+    assert not thread.is_alive()
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
+
+
 def test_what_could_not_be_read_in_time_is_told(gang: Gang) -> None:
     """The other pod never says that its workers have ended."""
     archive = find_archive(gang)
