@@ -514,8 +514,8 @@ MUTANTS = (
     Mutant("what others delete is built on", "archive/writing.py",
            "self._told, self._told_names = reading.find_told(self._storage)  # after the claim: see `garbage`",
            "self._told, self._told_names = Doomed(), []", TWO_WRITERS, package=RUNTIME),
-    Mutant("what is saved last is copied as slowly as ever", "peers/copying.py", "if not self.has_hurry:", "if True:",
-           LAST_COPIES, package=RUNTIME),
+    Mutant("what is saved last is copied as slowly as ever", "peers/copying.py", "not (self.has_hurry or self.over)",
+           "not self.over", LAST_COPIES, package=RUNTIME),
     Mutant("rank 0 goes before the others have saved", "peers/lead.py", "not all(one.is_done for", "not all(True for", PEERS,
            package=RUNTIME),
 )  # fmt: skip

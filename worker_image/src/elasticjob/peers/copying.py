@@ -16,6 +16,7 @@ from elasticjob.peers.transport import ClosedError, Link, PeerError, RefusedErro
 logger = logging.getLogger("elasticjob")
 
 _FULL_SECONDS = 10.0  # before a pod without room is asked again
+_LONGEST_REST = 0.2  # until somebody may be in a hurry
 _FETCH_SECONDS = 30.0  # for a pod that does not answer: if it is lost, the world ends sooner
 _FAILURES = (OSError, PeerError, ValueError, KeyError, TypeError)
 
@@ -118,8 +119,7 @@ class Peers:
                 data = read(digest)
                 if data is None:
                     raise ChangedError
-                if not self.has_hurry:
-                    self._wait_for(len(data))
+                self._wait_for(len(data))
                 said, _ = self.call(rank, "put", data, digest=digest)
                 if said.get("full"):
                     logger.warning("Pod of rank %d has no room for copies of checkpoints.", rank)
@@ -129,11 +129,9 @@ class Peers:
 
     def _wait_for(self, size: int) -> None:
         """Keep the rate: gradients use the same network."""
-        now = time.monotonic()
-        pause = self._free_at - now
-        if pause > 0:
-            time.sleep(pause)
-        self._free_at = max(now, self._free_at) + size / self._rate
+        while not (self.has_hurry or self.over) and (left := self._free_at - time.monotonic()) > 0:
+            time.sleep(min(left, _LONGEST_REST))
+        self._free_at = max(time.monotonic(), self._free_at) + size / self._rate
 
     def fetch(
         self, op: str, ranks: Sequence[int], accept: Callable[[bytes], bool], pause: Callable[[], None], **fields: Any

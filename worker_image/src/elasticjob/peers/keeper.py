@@ -34,6 +34,7 @@ _FULL_SECONDS = 10.0  # before this pod tries again to keep copies of its own fi
 _REPORT_SECONDS = 1.0  # between two reports that say the same ...
 _REPORTS_PER_SECOND = 200  # ... and longer in a large world: so many does rank 0 get
 _LEAST_TRY = 1.0  # for an attempt to have the last save archived, however little time is left
+_LAST_FAILURES = 3  # in a row to reach rank 0, after which it has gone
 _FLUSH_HURRY = 5.0  # so much shorter at the end of a world
 _SILENCE_SECONDS = 60.0  # after which a rank without a report is named
 _MOST_STEPS = 4096  # of the script, with the times at which they were reported
@@ -51,6 +52,7 @@ class _World:
     said_at: float = 0.0
     entered_at: float = field(default_factory=time.monotonic)
     is_ending: bool = False
+    is_over: bool = False  # rank 0 has done what it could before all pods go
     do_all_leave: bool = False  # rank 0 knows that all pods of it have been told to end
 
     @property
@@ -118,7 +120,6 @@ class Keeper:
         self._find_step = find_step
         self._steps: deque[tuple[int, int]] = deque(maxlen=_MOST_STEPS)  # by the clock of the files
         self._last_tier = None if open_last_tier is None else open_last_tier(self.directory.read_chunk)
-        self._archived = ""  # at other ranks: the name of the record that was archived last, as rank 0 says
         self._server = Server(address, key, self._handle)
         threading.Thread(target=self._run, name="elasticjob-keeper", daemon=True).start()
 
@@ -159,7 +160,6 @@ class Keeper:
                 spare = min(self._settings.replicas, place.size - 1)
                 self._world = _World(place.generation, peers, lead, spare)
             if self._last_tier is not None:
-                self._archived = ""
                 self._last_tier.enter(self._introduce(place, found.peers))
             if place.rank == 0:
                 self._on_kept(*((0, 0) if self.record is None else (self.record.number, place.size - 1)))
@@ -227,17 +227,22 @@ class Keeper:
             return self._world is not None and self._world.is_ending
 
     def _await_archived(self, world: _World, deadline: float, *, is_newest: bool) -> None:
+        """At rank 0, have the last record archived. Others stay until then: rank 0 makes no record without them."""
         assert self._last_tier is not None
         if world.lead is not None:
             step = None if self.record is None else self._step_of(self.record)
             if self.record is not None or not is_newest:
                 left = max(_LEAST_TRY, deadline - time.monotonic())
                 self._last_tier.await_saved(self.record, step, left, is_newest=is_newest)
+            with self._lock:
+                world.is_over = True
+            return
+        failures = 0
+        while time.monotonic() < deadline:
+            self._is_cut_off, world.is_urgent = False, True
             self._turn()
-        self._is_cut_off = False
-        while world.lead is None and time.monotonic() < deadline:
-            self._turn()
-            if self._is_cut_off or (self.record is not None and self._archived == self.record.name):
+            failures = failures + 1 if self._is_cut_off else 0
+            if world.is_over or failures >= _LAST_FAILURES:
                 return
             time.sleep(_LOOK_SECONDS / 3)
 
@@ -395,7 +400,9 @@ class Keeper:
                 header, body = world.peers.tell(0, "report", report.dump(), **said)
                 world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
                 world.do_all_leave = header.get("leaving") is True
-                self._archived = str(header.get("archived", ""))
+                archived = str(header.get("archived", ""))
+                # An older agent does not say that it is over.
+                world.is_over = header.get("over", archived == name) is True
                 if body:
                     self._save(records.parse_record(body))
             except (PeerError, OSError, records.RecordError) as error:
@@ -499,7 +506,7 @@ class Keeper:
             ending = Ending(header.get("leaving") is True, header.get("done") is not False)
             world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")), ending)
             answer: dict[str, Any] = {"round": world.lead.round, "urgent": world.lead.is_proposing()}
-            answer["leaving"] = world.lead.do_all_leave
+            answer |= {"leaving": world.lead.do_all_leave, "over": world.is_over}
             if self._last_tier is not None:
                 answer["archived"] = self._last_tier.saved_name
         record = self.record
