@@ -17,6 +17,7 @@ from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.apply import apply, manifests
 from elasticjob_operator.plan.values import NewPod
+from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run import controller
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
@@ -252,11 +253,12 @@ class Overloaded(Refusing):
     def __init__(self) -> None:
         super().__init__(BUSY, 1, method="none")
         self.events: list[str] = []
+        self.is_overloaded = True
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/events"):
             self.events.append((await request.json())["message"])
-        if request.path.endswith("/status"):
+        if request.path.endswith("/status") and self.is_overloaded:
             self.tries.append(time.monotonic())
             return web.json_response(BUSY, status=429, headers={"Retry-After": "1"})
         if request.method == "POST" and request.path.endswith("/pods"):
@@ -281,6 +283,42 @@ async def test_a_status_for_which_the_server_is_too_busy_is_held_back_and_told(
     assert sum(at < first + 2.5 for at in server.tries) <= 3, "and is asked later and later"
     told = [one for one in server.events if "its status" in one]
     assert len(told) == 1 and "a sealed vault" in told[0]
+
+
+class BusyQueue:
+    """A queue whose objects the API server is too busy for."""
+
+    def __init__(self) -> None:
+        self.tries: list[float] = []
+
+    def keys(self) -> tuple[()]:
+        return ()
+
+    def see(self, job: Any, pods: Any) -> None:
+        return None
+
+    async def forget(self, key: Any, pods: Any) -> None:
+        pass
+
+    async def settle(self, job: Any, pods: Any, made: Any, now: float) -> float | None:
+        self.tries.append(time.monotonic())
+        raise ApiError(429, "TooManyRequests", "a sealed vault", 1.0)
+
+
+async def test_quota_for_which_the_server_is_too_busy_is_asked_for_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
+    server, queue = Overloaded(), BusyQueue()
+    server.is_overloaded = False
+    async with server.running(tmp_path) as operator:
+        operator.controller._queue = queue
+        while len(queue.tries) < 3 or "a sealed vault" not in server.told:
+            server.report(operator)
+            await asyncio.sleep(0.02)
+    first = queue.tries[0]
+    assert sum(at < first + 0.9 for at in queue.tries) == 1, "it asked for a second"
+    assert sum(at < first + 2.5 for at in queue.tries) <= 3, "and is asked later and later"
 
 
 class Altering(Refusing):
