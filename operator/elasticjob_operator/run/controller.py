@@ -94,6 +94,8 @@ class _Loop:
     busy_since: float | None = None  # since when the API server has been too busy for a write of this job (monotonic)
     busy_until: float = 0.0  # until when it is not asked for more ...
     kept_until: float = 0.0  # ... and to delete any
+    unsettled_until: float = 0.0  # until when no quota is asked for or given back (monotonic), ...
+    is_unsettled: bool = False  # ... which the last pass has not done
     overdue: OverduePods = field(default_factory=OverduePods)
     sizes: contests.History = ()  # that spec.replicas has had
     health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the job's rules
@@ -280,7 +282,7 @@ class Controller:
             logger.exception("%s/%s: reconciling failed; this is a bug", *key)
             self._wake_later(key, loop, self._backoff(loop))
         else:
-            if not loop.is_held and not loop.keeps:
+            if not loop.is_held and not loop.keeps and not loop.is_unsettled:
                 loop.troubled_since = loop.last_trouble = loop.busy_since = None
                 loop.unanswered_at = math.inf
                 if loop.trouble is not None:
@@ -348,7 +350,7 @@ class Controller:
                 logger.info("%s/%s: %s", *key, text.clean(made.reason, 1024))
             loop.reason = made.reason
         outcome = await self._applier.apply(job, version, made, now)
-        settled = await self._queue.settle(job, self._cache.pods(key), made, now) if self._queue is not None else None
+        settled = await self._settle(loop, job, made, now)
         self.observer(job, made, time.monotonic() - started)
         if not loop.keeps and outcome.undeleted != loop.undeleted:
             loop.undeleted, loop.dirty, loop.woken = outcome.undeleted, True, time.monotonic()
@@ -375,6 +377,22 @@ class Controller:
         if known is not None and self._cache.may_read_again(known[0]):
             await self._look_again(key)
         return self._cache.jobs.get(key)
+
+    async def _settle(self, loop: _Loop, job: Job, made: Plan, now: float) -> float | None:
+        """Ask for quota and give it back, unless the API server has just failed at that; when to look again."""
+        if self._queue is None:
+            return None
+        left = loop.unsettled_until - time.monotonic()
+        loop.is_unsettled = left > 0
+        if loop.is_unsettled:
+            return now + left
+        try:
+            return await self._queue.settle(job, self._cache.pods(job.key), made, now)
+        except ApiError as error:
+            if error.status in BUSY or error.status >= 500:
+                pause = find_pause(loop.failures + 1, first=REFUSED_SECONDS)
+                loop.unsettled_until = time.monotonic() + max(pause, min(error.retry_after or 0.0, LONGEST_ASKED))
+            raise
 
     def _find_origin(self, job: Job) -> Job | None:
         """The job that this one waits for, to begin from its archive: one of the same namespace."""
@@ -407,7 +425,7 @@ class Controller:
         busy_until = 0.0 if made.is_idle else loop.busy_until
         if (wait := max(self._applier.wait_until(job, made, started), busy_until) - started) > 0:
             made, loop.is_held = (
-                replace(made.held_back(now + wait, pods=True), set_replicas=None, set_suspend=False),
+                replace(made.held_back(now + wait, pods=True), set_replicas=None, set_suspend=False, resize=()),
                 True,
             )
         return self._tell_less(loop, job, made, now, started)
