@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +105,8 @@ class SlowApplier:
     """Notes how many plans it carries out at once."""
 
     def __init__(self, recorder: Any) -> None:
-        self.served, self.recorder, self.altered = Served(), recorder, dict[str, str]()
+        self.served, self.recorder = Served(), recorder
+        self.new_pods = SimpleNamespace(altered=dict[str, str](), given_up=dict[str, None]())
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
         self.begun, self.now, self.most = asyncio.Event(), 0, 0
 

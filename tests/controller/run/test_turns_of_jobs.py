@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +52,8 @@ class Nothing:
     """Carries out no plan, so that only the passes compute."""
 
     def __init__(self, recorder: Any) -> None:
-        self.served, self.recorder, self.altered = Served(), recorder, dict[str, str]()
+        self.served, self.recorder = Served(), recorder
+        self.new_pods = SimpleNamespace(altered=dict[str, str](), given_up=dict[str, None]())
         self.refused, self.undeleted = RefusedWrites(), RefusedWrites()
 
     async def close(self) -> None:
