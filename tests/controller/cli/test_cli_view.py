@@ -410,6 +410,15 @@ def test_lines_of_somebody_else_fill_no_terminal() -> None:
     assert any(line.endswith("one") for line in shown) and shown[-1].endswith("two")
 
 
+@pytest.mark.parametrize(("tabs", "shown"), [(3, "\t"), (200_000, " ")])
+def test_a_line_of_tabs_is_shown_at_once(tabs: int, shown: str) -> None:
+    """To find the place of one takes some tens of microseconds, and a line has at most a megabyte."""
+    text = line_text(Line("p", range(1), "a" + "\t" * tabs + "b"), prefix=False, timestamps=False)
+    assert text.plain == "a" + shown * tabs + "b"
+    event = Happening(NOW, "Normal", "Pulled", "a" + "\t" * tabs + "b", "pod/digits-worker-0")
+    assert "\t" not in tables.list_events([event], NOW).columns[-1]._cells[0].plain  # type: ignore[union-attr]
+
+
 def test_a_progress_bar_in_a_log_is_shown_as_it_ends() -> None:
     assert line_text(Line("p", range(1), "10%\r50%\r100%\r"), prefix=False, timestamps=False).plain == "100%"
 
