@@ -17,6 +17,7 @@ from elasticjob_operator.client.logs import Window, find_window
 from elasticjob_operator.view import details, words
 
 _MOST_COLOURS: Final = 1000  # of a line; those of one with more are not looked at
+_MOST_TABS: Final = 1000  # of a line; those of one with more are spaces: to find the place of one takes as long
 # What a terminal obeys: a colour, which is the first group if its numbers are short ones; other commands; titles and
 # links with their end; the rest, of two or three letters; or an ESC alone. To look for an end takes no longer than the
 # way to the next ESC.
@@ -143,6 +144,8 @@ def _colours_of(line: str) -> Text:
     all of the line.
     """
     line = line.rstrip("\r").rpartition("\r")[2]
+    if line.count("\t") > _MOST_TABS:
+        line = line.replace("\t", " ")
     if not 0 < line.count("\x1b") <= _MOST_COLOURS:
         return Text(line)
     return Text.from_ansi(_COMMAND.sub(_keep_colour, line))

@@ -119,7 +119,7 @@ def list_events(events: Sequence[Happening], now: float) -> PlainTable:
         style = "yellow" if event.type == "Warning" else ""
         count = f" (x{event.count})" if event.count > 1 else ""
         age = words.age(event.time, now)
-        message = Text(cut_lines(event.message, _MOST_LINES) + count)
+        message = Text(cut_lines(event.message, _MOST_LINES).replace("\t", " ") + count)
         table.add_row(age, Text(event.type, style=style), event.reason, event.object, message)
     return table
 
