@@ -11,7 +11,7 @@ an "old graph", that of the first world), WHERE (the model is evaluated: in a "s
 any block, or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank"
 in the first world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward,
 micro, backward, applied, halfway, between, message, or entering, with the number of a message instead of a step), SENDS
-(how the last rank sends a large message in each step: broadcast, send or all_to_all; or what else all ranks do there:
+(how the last rank sends a large message around step 12: broadcast, send or all_to_all; or what else all ranks do there:
 see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with
 "evaluation" between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and
 instead of the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:"
@@ -361,7 +361,7 @@ class Script:
         die_here(*here, "forward" if session.ends_step else "micro")
         if KIND == "groups" and self.group is not None:
             dist.all_reduce(loss.detach().clone(), group=self.group)
-        if SENDS and session.world_size > 1:
+        if SENDS and session.world_size > 1 and abs(here[0] - 12) <= 2:  # before, in and after the step of a loss
             send_large(*here)
         with swallowing("backward"), raising(here[0], self.model):
             session.backward(self.scaler.scale(loss) if KIND == "scaler" else loss)
