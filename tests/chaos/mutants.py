@@ -43,6 +43,7 @@ DOORS = ("tests/controller/hub/test_doors.py",)
 AUTH = ("tests/controller/hub/test_auth.py",)
 GUARD = ("tests/dashboard/test_guard.py",)
 APPLY = ("tests/controller/apply/test_apply.py",)
+REFUSED = ("tests/controller/run/test_refused_writes.py", "-k", "altered or was_there or held_back")
 ROUNDS = ("tests/controller/pool/test_rounds.py",)
 FAIR = ("tests/controller/kube/test_fair_queue.py",)
 METRICS = ("tests/controller/run/test_metrics.py",)
@@ -303,6 +304,10 @@ MUTANTS = (
            "pass", ("tests/manifests/test_rbac_pods.py",), breaks="A pod gets only what its template says"),
     Mutant("any exit code", "api/wire.py", "ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]", "ExitCode = int",
            ("tests/controller/api/test_bounds.py",), breaks="No number or text of a pod makes its job's status unwritable"),
+    Mutant("an altered pod that goes is a reason for the next one", "run/controller.py", " if p.uid not in given_up", "", REFUSED),
+    Mutant("a pod of another version of the operator is compared", "apply/new_pods.py", "created < sent - CLOCK_SECONDS", "False",
+           REFUSED),
+    Mutant("a busy server is sent each status", "apply/apply.py", "error.status != 422 and not is_busy", "error.status != 422", REFUSED),
     Mutant("a refused field holds up the rest", "apply/apply.py", "if not left_out:", "if True:", APPLY,
            breaks="No number or text of a pod makes its job's status unwritable"),
     Mutant("one namespace is enough", "history/faulty_nodes.py", "WITNESSES: Final = 2", "WITNESSES: Final = 1",
