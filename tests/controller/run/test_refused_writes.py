@@ -274,7 +274,7 @@ async def test_a_status_for_which_the_server_is_too_busy_is_held_back_and_told(
     """Whatever news there are, as each message of an agent is: others share that server."""
     monkeypatch.setattr(apply, "TOLD_SECONDS", 2.0)
     server = Overloaded()
-    async with server.running(tmp_path) as operator:
+    async with server.running(tmp_path) as operator, asyncio.timeout(30):
         while not server.events or len(server.tries) < 3:
             server.report(operator)
             await asyncio.sleep(0.02)
@@ -311,7 +311,7 @@ async def test_quota_for_which_the_server_is_too_busy_is_asked_for_less_and_less
     monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
     server, queue = Overloaded(), BusyQueue()
     server.is_overloaded = False
-    async with server.running(tmp_path) as operator:
+    async with server.running(tmp_path) as operator, asyncio.timeout(30):
         operator.controller._queue = queue
         while len(queue.tries) < 3 or "a sealed vault" not in server.told:
             server.report(operator)
