@@ -149,6 +149,11 @@ def test_what_was_never_updated_cannot_be_taken_back(code: api.CodeStatus | None
             "spec.rendezvous.backend: of train is c10d, and updates need",
             id="another-launcher",
         ),
+        pytest.param(
+            make_job(managedBy="example.com/another"),
+            "spec.managedBy: train is run by example.com/another, and only this operator brings",
+            id="runs-elsewhere",
+        ),
         pytest.param(make_job(bundle=Bundle((File("train.py", b""),))), "", id="as-it-should-be"),
     ],
 )
