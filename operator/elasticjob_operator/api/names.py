@@ -39,6 +39,7 @@ FIELD_MANAGER: Final = "elasticjob-operator"  # the API server takes it from the
 
 KUEUE: Final = "kueue.x-k8s.io"
 LABEL_QUEUE: Final = f"{KUEUE}/queue-name"  # of a job
+MULTIKUEUE: Final = f"{KUEUE}/multikueue"  # the value of spec.managedBy of a job that is sent to another cluster
 LABEL_ORIGIN: Final = f"{KUEUE}/multikueue-origin"  # of a job that MultiKueue has sent here from another cluster
 LABEL_PRIORITY: Final = f"{KUEUE}/priority-class"  # of a job
 PREBUILT: Final = f"{KUEUE}/prebuilt-workload-name"  # a label, or an annotation where the name is too long for one

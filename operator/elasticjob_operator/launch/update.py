@@ -63,6 +63,11 @@ def check(job: Job, bundle: Bundle | None) -> None:
             "version has sent. Submit it as a new job"
         )
     spec = job.spec
+    if spec is not None and not spec.is_ours:
+        raise InvalidError(
+            f"spec.managedBy: {job.name} is run by {spec.manager}, and only this operator brings new code to pods that "
+            "run. Submit it as a new job"
+        )
     if spec is not None and spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
         backend = spec.rendezvous.backend.value
         raise InvalidError(f"spec.rendezvous.backend: of {job.name} is {backend}, and updates need operator")

@@ -9,7 +9,7 @@ from elasticjob_operator.api import names as ours
 GROUP: Final = ours.KUEUE
 VERSION: Final = "v1beta2"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
-MULTIKUEUE: Final = f"{GROUP}/multikueue"
+MULTIKUEUE: Final = ours.MULTIKUEUE
 
 # Labels and annotations of a job.
 LABEL_QUEUE: Final = ours.LABEL_QUEUE
