@@ -1,8 +1,9 @@
 """Incidents: what the rules of a job have found, as the status keeps it, and what is done about it. Pure.
 
 An incident is opened once for each world in which a rule's `when` holds. What is to be done is in the status before it
-is done, so another operator goes on with it. Nothing here counts against a node or the restart budget: the author of
-the job has written the rule, and what it does concerns this job alone.
+is done, so another operator goes on with it. Nothing here counts against the restart budget. Where a rule replaces the
+only pod that shows it, its author says that the place is to blame: that is one fault of the node, like others that the
+jobs of a namespace hold against it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.failures import health_watch
 from elasticjob_operator.failures.health_watch import Finding, Memory
+from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.times import format_time
 
@@ -26,7 +28,7 @@ def update(spec: api.Spec, status: api.Status, memory: Memory, now: float) -> ap
     found = health_watch.find(spec, status, memory, now)
     before = {one.rule: one for one in status.incidents}
     incidents: list[api.IncidentStatus] = []
-    ordered = status.restarts.ordered
+    ordered, faults = status.restarts.ordered, status.node_faults
     for rule in health_watch.rules_of(spec):
         known, finding = before.get(rule.name), found.get(rule.name)
         after = _note_best(known, memory.get(rule.name), rule)
@@ -37,12 +39,14 @@ def update(spec: api.Spec, status: api.Status, memory: Memory, now: float) -> ap
             after = _open(after, finding, status, now)
             if after.last_action in api.RESTARTS:
                 ordered = order(rule, finding, status)
+            if after.last_action == api.HealthAction.REPLACE and finding.node and finding.is_alone:
+                faults = faulty_nodes.note(faults, finding.node, now)
         if after is not None:
             incidents.append(after)
     if incidents == status.incidents and ordered == status.restarts.ordered:
         return status
     restarts = status.restarts if ordered == status.restarts.ordered else revise(status.restarts, ordered=ordered)
-    return revise(status, incidents=incidents, restarts=restarts)
+    return revise(status, incidents=incidents, restarts=restarts, node_faults=faults)
 
 
 def _open(known: api.IncidentStatus | None, finding: Finding, status: api.Status, now: float) -> api.IncidentStatus:
