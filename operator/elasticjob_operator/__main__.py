@@ -163,6 +163,11 @@ def main() -> None:
     help="Taint nodes on which jobs failed (PreferNoSchedule), for the pods of others; needs get and patch on nodes.",
 )
 @click.option(
+    "--report-faulty-nodes",
+    is_flag=True,
+    help="Give nodes on which jobs failed a condition, for controllers that repair them; needs patch on nodes/status.",
+)
+@click.option(
     "--integrations",
     multiple=True,
     type=click.Choice(["kueue", "gangs"]),

@@ -232,6 +232,7 @@ def live(operator: ChartOperator, jobs: Jobs) -> None:
         for path in (f"{jobs.path}/life", f"{others}/witness"):
             kube.request("PATCH", f"{path}/status", {"status": {"nodeFaults": [fault]}}, content_type=MERGE)
         operator.await_request("nodes", "patch")
+        operator.await_request("nodes/status", "patch")
     finally:
         kube.request("DELETE", f"{others}/witness")
 
@@ -297,7 +298,7 @@ def test_every_rule_is_used_and_none_is_missing(audited: Cluster, work: str, mod
         "replicas": 0,
         "watchNamespaces": [work] if mode == "namespaced" else [],
         "crds": {"keep": False},
-        "operator": {"taintFaultyNodes": True},
+        "operator": {"taintFaultyNodes": True, "reportFaultyNodes": True},
         "images": {"runtime": {"enabled": False}},  # nodes that run processes have no images
     }
     namespace = f"system-{mode}"

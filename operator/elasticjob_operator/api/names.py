@@ -33,6 +33,7 @@ LABEL_JOB: Final = f"{GROUP}/job-name"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 LABEL_INDEX: Final = f"{GROUP}/replica-index"
 TAINT_FAULTY: Final = f"{GROUP}/faulty"  # on nodes, if the administrator wants it
+CONDITION_FAULTY: Final = f"{GROUP}/Faulty"  # the same, for controllers that repair nodes
 LABEL_APP: Final = "app.kubernetes.io/managed-by"
 LABEL_APP_VALUE: Final = "elasticjob-operator"
 FIELD_MANAGER: Final = "elasticjob-operator"  # the API server takes it from the user agent

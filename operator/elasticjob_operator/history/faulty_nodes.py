@@ -141,8 +141,8 @@ def _record(node: str, told: Sequence[tuple[str, int, float]], now: float) -> No
     )
 
 
-def choose_taints(nodes: Mapping[str, bool], faulty: Collection[str]) -> dict[str, bool]:
-    """The nodes to change: whether each gets the taint, or loses it. `nodes`: all of them, and whether they have it."""
+def choose_marks(nodes: Mapping[str, bool], faulty: Collection[str]) -> dict[str, bool]:
+    """The nodes to change: whether each gets the mark, or loses it. `nodes`: all of them, and whether they have it."""
     return {name: name in faulty for name, has_it in nodes.items() if has_it != (name in faulty)}
 
 
@@ -150,6 +150,24 @@ def with_taint(taints: Sequence[Mapping[str, Any]], wanted: bool) -> list[Mappin
     """The taints of a node with the one that says that it is faulty, or without it."""
     others = [taint for taint in taints if taint.get("key") != names.TAINT_FAULTY]
     return [*others, {"key": names.TAINT_FAULTY, "effect": "PreferNoSchedule"}] if wanted else others
+
+
+def build_condition(wanted: bool, now: float) -> Mapping[str, Any]:
+    """What a node says of itself to controllers that repair nodes. It names no tenant: whoever reads nodes reads it."""
+    reason, message = (
+        ("JobsFailed", f"jobs of at least {WITNESSES} namespaces have failed because of this node in the last hours")
+        if wanted
+        else ("NoRecentFailures", "")
+    )
+    time = format_time(now)
+    return {
+        "type": names.CONDITION_FAULTY,
+        "status": "True" if wanted else "False",
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": time,
+        "lastTransitionTime": time,
+    }
 
 
 def names_of(records: Iterable[NodeRecord]) -> tuple[str, ...]:

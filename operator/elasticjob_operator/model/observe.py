@@ -107,6 +107,7 @@ class Node:
     leaving: str = ""  # key of the taint that announces its removal
     problem: str = ""  # the condition that says that it is broken
     tainted: bool = False  # the operator has told everybody that it is faulty
+    reported: bool = False  # the same, as a condition
     share: PoolShare = PoolShare()
     place: Place = ()  # in the network
 
@@ -229,6 +230,10 @@ def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
         leaving=notices.find_removal(taints),
         problem=notices.find_problem(status.get("conditions") or ()),
         tainted=any(taint.get("key") == names.TAINT_FAULTY for taint in taints),
+        reported=any(
+            one.get("type") == names.CONDITION_FAULTY and one.get("status") == "True"
+            for one in status.get("conditions") or ()
+        ),
         share=share,
         place=topology.find_place(raw["metadata"]["name"], raw["metadata"].get("labels") or {}),
     )

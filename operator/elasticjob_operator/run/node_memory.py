@@ -1,19 +1,21 @@
-"""Faulty nodes, by the faults that all jobs had and by conditions of the nodes: what new pods avoid, and the taints."""
+"""Faulty nodes, by the faults that all jobs had and by conditions of nodes: what new pods avoid, and others hear."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from elasticjob_operator import turn
 from elasticjob_operator.api import names
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
+from elasticjob_operator.model.observe import Node
 from elasticjob_operator.rest.errors import ApiError
-from elasticjob_operator.rest.request import MERGE_PATCH, path_of
+from elasticjob_operator.rest.request import MERGE_PATCH, STRATEGIC_PATCH, path_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,30 +74,48 @@ async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
     return await asyncio.to_thread(faulty_nodes.find_suspects, told, now, lambda node: not nodes or node in nodes)
 
 
-class NodeTaints:
-    """Keeps the taint of faulty nodes, so that other pods than ours prefer other nodes too."""
+class NodeMarks(ABC):
+    """Keeps a mark of the nodes that two namespaces call faulty, for others than our jobs."""
+
+    what: ClassVar[str]
 
     def __init__(self, api: Api, cache: Cache) -> None:
         self._api = api
         self._cache = cache
 
     async def run(self) -> None:
-        """Renew the taints every few seconds. Call it only as the leader."""
+        """Renew the marks every few seconds. Call it only as the leader."""
         while True:
             await self.renew(self._api.clock())
             await asyncio.sleep(_SECONDS)
 
     async def renew(self, now: float) -> None:
-        """Taint the nodes that two namespaces call faulty, and no others. `now` is in seconds since the epoch."""
-        known = {node.name: node.tainted for node in self._cache.nodes.values()}
+        """Mark the nodes that two namespaces call faulty, and no others. `now` is in seconds since the epoch."""
+        known = {node.name: self._has(node) for node in self._cache.nodes.values()}
         agreed = (await find_suspects(self._cache, now)).agreed
-        for name, wanted in faulty_nodes.choose_taints(known, agreed).items():
+        for name, wanted in faulty_nodes.choose_marks(known, agreed).items():
             try:
-                await self._write(name, wanted)
+                await self._write(name, wanted, now)
+                logger.info("node %s: %s %s", name, "has" if wanted else "lost", self.what)
             except ApiError as error:  # the node is gone, or somebody else has written: the next round looks again
-                logger.warning("node %s: the taint %s was not written: %s", name, names.TAINT_FAULTY, error)
+                logger.warning("node %s: %s was not written: %s", name, self.what, error)
 
-    async def _write(self, name: str, wanted: bool) -> None:
+    @abstractmethod
+    def _has(self, node: Node) -> bool: ...
+
+    @abstractmethod
+    async def _write(self, name: str, wanted: bool, now: float) -> None: ...
+
+
+class NodeTaints(NodeMarks):
+    """The taint by which other pods than ours prefer other nodes too."""
+
+    what = f"the taint {names.TAINT_FAULTY}"
+
+    def _has(self, node: Node) -> bool:
+        return node.tainted
+
+    async def _write(self, name: str, wanted: bool, now: float) -> None:
         path = path_of("v1", "nodes", name=name)
         node = await self._api.request("GET", path)
         taints = faulty_nodes.with_taint(node["spec"].get("taints") or (), wanted)
@@ -103,4 +123,17 @@ class NodeTaints:
         await self._api.request(
             "PATCH", path, {"metadata": version, "spec": {"taints": taints}}, content_type=MERGE_PATCH
         )
-        logger.info("node %s: %s %s", name, "has the taint" if wanted else "lost the taint", names.TAINT_FAULTY)
+
+
+class NodeReports(NodeMarks):
+    """The condition that a controller which repairs nodes can act on."""
+
+    what = f"the condition {names.CONDITION_FAULTY}"
+
+    def _has(self, node: Node) -> bool:
+        return node.reported
+
+    async def _write(self, name: str, wanted: bool, now: float) -> None:
+        path = path_of("v1", "nodes", name=name, sub="status")
+        body = {"status": {"conditions": [faulty_nodes.build_condition(wanted, now)]}}
+        await self._api.request("PATCH", path, body, content_type=STRATEGIC_PATCH)

@@ -45,6 +45,7 @@ class Options:
     max_pool_weight: int = bounds.Limits().weight
     integrations: tuple[str, ...] = ()
     taint_faulty_nodes: bool = False
+    report_faulty_nodes: bool = False
     pools: tuple[Pool, ...] = (Pool("default", "nvidia.com/gpu"),)
     otlp_url: str = ""  # where spans are sent; empty: nowhere
     otlp_headers: Mapping[str, str] = field(default_factory=dict)

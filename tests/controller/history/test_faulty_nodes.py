@@ -141,7 +141,7 @@ GPU = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
 def test_faulty_nodes_have_the_taint_and_others_lose_it(
     nodes: dict[str, bool], faulty: list[str], changes: dict[str, bool]
 ) -> None:
-    assert faulty_nodes.choose_taints(nodes, faulty) == changes
+    assert faulty_nodes.choose_marks(nodes, faulty) == changes
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from elasticjob_operator import api
 from elasticjob_operator.history import faulty_nodes as faulty
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.run.node_memory import NodeMemory, NodeTaints, find_suspects
+from elasticjob_operator.run.node_memory import NodeMemory, NodeReports, NodeTaints, find_suspects
 from elasticjob_operator.times import format_time
 
 
@@ -186,3 +186,42 @@ async def test_faulty_nodes_are_tainted_until_their_faults_are_forgotten(
         assert nodes.raw["node1"]["metadata"]["resourceVersion"] == before, "nothing has changed"
         await taints.renew(NOW + 7 * 3600)
         assert nodes.taints("node1") == ["nvidia.com/gpu:NoSchedule"]
+
+
+async def test_controllers_that_repair_nodes_are_told_until_the_faults_are_forgotten(tmp_path: Path) -> None:
+    cache = Cache(lambda key: None)
+    cache.put_node(raw_node("node1", "Ready"))
+    cache.put_node(raw_node("node2", "Ready"))
+    cache.put_job(raw_job("one", "node1", 2))
+    cache.put_job(raw_job("liar", "node2", 2, "evil"))
+    cache.put_job(raw_job("two", "node1", 1, "lab"))
+    written: list[tuple[str, str, dict[str, Any]]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        (condition,) = (await request.json())["status"]["conditions"]
+        written.append((request.path, request.content_type, condition))
+        cache.put_node({"metadata": {"name": "node1"}, "spec": {}, "status": {"conditions": [condition]}})
+        return web.json_response({})
+
+    async with answering(answer, tmp_path) as api:
+        api.leadership.lend(1e9)
+        reports = NodeReports(api, cache)
+        for later in (0, 5, 3600, 7 * 3600, 7 * 3600 + 5):
+            await reports.renew(NOW + later)
+    assert {(path, kind) for path, kind, _ in written} == {
+        ("/api/v1/nodes/node1/status", "application/strategic-merge-patch+json")
+    }
+    assert [(one["type"], one["status"], one["reason"]) for *_, one in written] == [
+        ("elasticjob.dev/Faulty", "True", "JobsFailed"),
+        ("elasticjob.dev/Faulty", "False", "NoRecentFailures"),
+    ]
+    told = [one["lastTransitionTime"] for *_, one in written]
+    assert told == [format_time(NOW), format_time(NOW + 7 * 3600)]
+    message = "jobs of at least 2 namespaces have failed because of this node in the last hours"
+    assert [one["message"] for *_, one in written] == [message, ""], "it names no tenant"
+
+
+def test_a_condition_of_our_own_is_no_witness() -> None:
+    cache = Cache(lambda key: None)
+    cache.put_node(raw_node("node1", "elasticjob.dev/Faulty"))
+    assert find(NodeMemory(cache), NOW) == ()

@@ -82,6 +82,11 @@ operator under these rules and fails when one is missing or unused.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch{{ if .Values.operator.taintFaultyNodes }}, get, patch{{ end }}]
+{{- if .Values.operator.reportFaultyNodes }}
+- apiGroups: [""]
+  resources: [nodes/status]
+  verbs: [patch]
+{{- end }}
 {{- end }}
 {{- if .Values.integrations.kueue }}
 # Where the pods of a queue's job may run, and which number its class stands for.
