@@ -35,6 +35,11 @@ def test_a_checkpoint_that_stops_each_start_is_left_behind(jobs: Jobs, tmp_path:
     status = jobs.status("poisoned")
     assert (status["restarts"]["user"], status["restarts"]["total"]) == (0, starts)
     assert status["restarts"]["alike"] == 0, "it has gone on beyond that step"
+    told = [(world["who"].partition(", ")[2], world["firstStep"]) for world in status["timeline"][1:]]
+    assert [why for why, _ in told] == ["", "without the newest checkpoint", "without the 2 newest checkpoints"][
+        :starts
+    ]
+    assert told[-1][1] == 11
 
 
 @together
@@ -43,5 +48,6 @@ def test_an_error_that_comes_from_any_checkpoint_ends_the_job_with_its_place(job
     failed = jobs.await_condition("poisoned", "Failed", timeout=180)
     assert failed["reason"] == "MaxRestartsExceeded"
     assert (
-        "; FloatingPointError at poisons.py:38 4 times in a row, never beyond step 16; last: rank " in failed["message"]
+        "; FloatingPointError at poisons.py:38 4 times in a row, never beyond step 16, also from step "
+        in failed["message"]
     )

@@ -48,6 +48,7 @@ class WorldStatus(StatusModel):
     lost_seconds: float | None = Field(
         default=None, description="Seconds without a step before it trained; absent if it never did."
     )
+    first_step: int | None = Field(default=None, description="The first step that it reported.")
     state_bytes: int | None = Field(
         default=None,
         description="The most bytes of training state that one rank of a session received from others when the world"

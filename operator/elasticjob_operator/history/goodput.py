@@ -140,7 +140,7 @@ def reduce(before: Account, record: Record) -> Account:
 
 def _book_step(before: Account, record: Record) -> Account:
     """At the very first step, time that was counted as training turns out to be lost."""
-    goodput = before.goodput
+    goodput, before = before.goodput, replace(before, worlds=worlds.note_first_step(before.worlds, record))
     changes: GoodputFields = {"step_generation": record.generation, "measured": api.Measured.STEPS}
     if goodput.measured is not api.Measured.FORMATION:
         return _book_repeated(replace(before, goodput=revise(goodput, **changes)), record)

@@ -9,6 +9,7 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.history.records import Kind, Record
+from elasticjob_operator.model import errortext
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.text import cut
 from elasticjob_operator.times import format_time, parse_time
@@ -34,19 +35,32 @@ def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
     failure, old = before.last_failure, before.rendezvous
     failed = world.reason in (names.Cause.FAILED, names.Cause.HUNG)
     if failed and failure is not None and failure.generation == old.generation and failure.rank is not None:
-        return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"])
+        fallback = _describe_left_out(count_alike(before.restarts) - 1)
+        return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"]) + fallback
     ordered = before.restarts.ordered
     if world.reason == names.Cause.RULE and ordered is not None:
         who = (
             "" if ordered.rank is None else f": rank {ordered.rank} in {_place(ordered.pod or '', ordered.node or '')}"
         )
-        return _shorten([f"{ordered.rule}{who}"])
+        since = "" if ordered.before is None else f", from before step {ordered.before}"
+        return _shorten([f"{ordered.rule}{who}"]) + since + _describe_left_out(ordered.tries or 0)
     if world.reason == names.Cause.UPDATE:
         return f"revision {world.revision or 0}"
     now, then = {m.uid for m in world.members}, {m.uid for m in old.members}
     gone = [_place(m.pod, m.node) for m in old.members if m.uid not in now]
     joined = [_place(m.pod, m.node) for m in world.members if m.uid not in then] if old.members else []
     return _shorten(gone or joined)
+
+
+def count_alike(restarts: api.RestartStatus) -> int:
+    """How many failures in a row were the same error, for which an older checkpoint may be better."""
+    return 0 if errortext.REFUSAL.fullmatch(restarts.error or "") else restarts.alike  # none mends a script
+
+
+def _describe_left_out(count: int) -> str:
+    if count < 1:
+        return ""
+    return ", without the newest checkpoint" if count == 1 else f", without the {count} newest checkpoints"
 
 
 def _place(pod: str, node: str) -> str:
@@ -70,6 +84,11 @@ def add(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldSta
         revision=record.revision or None,
     )
     return (*worlds, fresh)[-MOST_WORLDS:]
+
+
+def note_first_step(worlds: Sequence[api.WorldStatus], record: Record) -> tuple[api.WorldStatus, ...]:
+    """The timeline with the first step that this world has reported."""
+    return tuple(revise(w, first_step=record.step) if w.generation == record.generation else w for w in worlds)
 
 
 def add_loss(worlds: Sequence[api.WorldStatus], generation: int, seconds: float) -> tuple[api.WorldStatus, ...]:

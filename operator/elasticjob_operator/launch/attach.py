@@ -36,8 +36,8 @@ def attach(manifest: Mapping[str, Any], bundle: Bundle) -> Shipment:
     check_manifest(manifest)
     if manifest["spec"].get("managedBy") == names.MULTIKUEUE:
         raise InvalidError(
-            "spec.managedBy: MultiKueue sends the job to another cluster, and not the ConfigMap with its code: build the "
-            "code into the image, or clone it in an init container"
+            "spec.managedBy: MultiKueue sends the job to another cluster, and not the ConfigMap with its code: build "
+            "the code into the image, or clone it in an init container"
         )
     result = copy.deepcopy(dict(manifest))
     metadata = result.setdefault("metadata", {})

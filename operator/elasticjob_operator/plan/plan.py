@@ -20,11 +20,10 @@ from elasticjob_operator.failures import (
     health_watch,
     held_pods,
     incidents,
-    mistakes,
     silence,
     stragglers,
 )
-from elasticjob_operator.history import faulty_nodes
+from elasticjob_operator.history import faulty_nodes, worlds
 from elasticjob_operator.membership import decide, directives, probing
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker, judge
@@ -297,8 +296,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
 def _count_repeats(restarts: api.RestartStatus) -> int:
     """How many worlds in a row have failed alike, or were sick from their start on; 0 for the first one."""
     sick = (restarts.ordered.tries or 0) + 1 if restarts.ordered is not None else 0
-    alike = 0 if mistakes.is_refusal(restarts.error or "") else restarts.alike  # no older checkpoint mends a script
-    found = max(alike, sick)
+    found = max(worlds.count_alike(restarts), sick)
     return found if found >= accounting.REPEATED else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,49 @@ def test_the_timeline_names_who_caused_a_world(
 ) -> None:
     before = api.Status(rendezvous=make_world(1, (0, 1, 2)), last_failure=failure)
     assert worlds.name_causers(before, make_world(2, members, reason=reason)) == who
+
+
+ALIKE = {"error": "ValueError at train.py:88", "step": 812}
+
+
+@pytest.mark.parametrize(
+    ("reason", "restarts", "who"),
+    [
+        ("failed", {**ALIKE, "alike": 1}, ""),
+        ("failed", {**ALIKE, "alike": 2}, ", without the newest checkpoint"),
+        ("failed", {**ALIKE, "alike": 4}, ", without the 3 newest checkpoints"),
+        ("lost", {**ALIKE, "alike": 4}, None),
+        ("failed", {"error": "elasticjob.errors.StepsDifferError", "alike": 4}, ""),  # no older checkpoint mends a script
+        ("rule", {"ordered": {"rule": "Spike", "rank": 1, "pod": "p", "before": 41}}, ", from before step 41"),
+        (
+            "rule",
+            {"ordered": {"rule": "Spike", "rank": 1, "pod": "p", "before": 41, "tries": 2}},
+            ", from before step 41, without the 2 newest checkpoints",
+        ),
+        ("rule", {"ordered": {"rule": "Spike", "rank": 1, "pod": "p"}}, ""),
+    ],
+)
+def test_the_timeline_tells_where_a_world_leaves_out_checkpoints(
+    reason: str, restarts: dict[str, Any], who: str | None
+) -> None:
+    failure = FAILED.model_copy(update={"generation": 1})
+    known = api.RestartStatus.model_validate(restarts)
+    before = api.Status(rendezvous=make_world(1, (0, 1)), last_failure=failure, restarts=known)
+    told = worlds.name_causers(before, make_world(2, (0, 1), reason=reason))
+    first = "Spike: rank 1 in p" if reason == "rule" else "rank 1 in digits-worker-1 on node1"
+    assert told == ("" if who is None else first + who)
+
+
+def test_the_timeline_has_the_first_step_that_each_world_told() -> None:
+    status = api.Status()
+    for generation, step in ((1, 1), (2, 16), (3, 11)):
+        formed = make_world(generation, formed_time=format_time(NOW), reason="start")
+        status = goodput.update(status, worlds.watch(status, formed, NOW))
+        for later in (step, step + 5):
+            reported = goodput.Reported(first_step=later)
+            told = goodput.watch(status.goodput, running=True, formed=generation, now=NOW, reported=reported)
+            status = goodput.update(status, told)
+    assert [one.first_step for one in status.timeline] == [1, 16, 11]
 
 
 def test_a_world_is_recorded_once_with_the_time_lost_before_it() -> None:
