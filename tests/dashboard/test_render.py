@@ -222,14 +222,27 @@ def incident(rule: str, minute: int, **more: Any) -> dict[str, Any]:
 def test_the_incidents_of_a_job_name_the_rule_the_rank_the_node_the_step_and_the_action() -> None:
     sick = incident(
         "Finite", 1, count=2, since="2026-01-01T00:01:00Z", lastAction="Replace", step=812, rank=0,
-        pod="digits-worker-0", node="node-7", message="isNaN",
+        pod="digits-worker-0", node="node-7", device="GPU-5f", message="isNaN",
     )  # fmt: skip
     raw = job(incidents=[incident("Slow", 2, message="no step"), sick, {"rule": "Sinks", "best": []}])
     found = regions(raw)
     rows = [re.sub(r"<[^>]+>", " ", row).split() for row in found["incidents"].split("<tr>")[2:]]
     assert rows == [
-        ["2026-01-01", "00:01:00", "Finite", "sick", "2", "0", "digits-worker-0", "node-7", "812", "Replace", "isNaN"],
-        ["2026-01-01", "00:02:00", "Slow", "over", "1", "-", "-", "-", "-", "Report", "no", "step"],
+        [
+            "2026-01-01",
+            "00:01:00",
+            "Finite",
+            "sick",
+            "2",
+            "0",
+            "digits-worker-0",
+            "node-7",
+            "GPU-5f",
+            "812",
+            "Replace",
+            "isNaN",
+        ],
+        ["2026-01-01", "00:02:00", "Slow", "over", "1", "-", "-", "-", "-", "-", "Report", "no", "step"],
     ]
     Reader(page(found))
     told = {"type": "Incident", "status": "True", "reason": "Finite", "message": "rank 0: loss is NaN"}

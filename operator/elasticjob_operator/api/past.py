@@ -142,6 +142,7 @@ class IncidentStatus(StatusModel):
     rank: int | None = None
     pod: str | None = None
     node: str | None = None
+    device: str | None = Field(default=None, description="That the rank has, if it is one of CUDA or ROCm.")
     message: str = ""
     best: list[BestValue] = Field(
         default_factory=list, description="Of a rule with fallsPercent: the best value by number of pods."

@@ -170,6 +170,8 @@ class AgentState(Wire):
     signs: Annotated[tuple[Sign, ...], Field(max_length=16), FailFast()] = ()  # what it has found in this world
     # Digests of the later revisions of the code that it can start workers with.
     codes: Annotated[tuple[Short, ...], Field(max_length=4), FailFast()] = ()
+    # The devices of its workers, by local rank, as far as they have said; "" if one has not.
+    devices: Annotated[tuple[Annotated[str, Field(max_length=96)], ...], Field(max_length=16), FailFast()] = ()
     # With `ready`: the shards of a model that its workers have in memory, if other members lack them.
     shards: Annotated[tuple[Count, ...], Field(max_length=2048), FailFast()] = ()
 

@@ -172,10 +172,11 @@ def _incidents(job: Job) -> str:
         rows.append(
             f'<tr><td class="n">{_moment(parse_time(one.last_time))}</td><td>{escape(one.rule)}</td>{state}'
             f'<td class="n">{one.count}</td><td class="n">{_number(one.rank)}</td><td>{escape(one.pod or "-")}</td>'
-            f'<td>{escape(one.node or "-")}</td><td class="n">{_number(one.step)}</td>'
+            f"<td>{escape(one.node or '-')}</td><td>{escape(one.device or '-')}</td>"
+            f'<td class="n">{_number(one.step)}</td>'
             f"<td>{escape(one.last_action or '-')}</td><td>{escape(one.message)}</td></tr>"
         )
-    head = ("Last (UTC)", "Rule", "Now", "Times", "Rank", "Pod", "Node", "Step", "Action", "What it found")
+    head = ("Last (UTC)", "Rule", "Now", "Times", "Rank", "Pod", "Node", "Device", "Step", "Action", "What it found")
     return build_table(head, rows) if rows else ""
 
 

@@ -86,6 +86,14 @@ class Finding:
     node: str = ""
     is_alone: bool = True  # no other pod shows it
 
+    @property
+    def where(self) -> str:
+        return f"{self.pod} on {self.node}" if self.node else self.pod
+
+    def name_with(self, device: str) -> str:
+        """What is told, with the device of the rank if it is known."""
+        return self.message.replace(f"({self.where})", f"({self.where}, {device})", 1) if device else self.message
+
 
 def rules_of(spec: api.Spec) -> Sequence[api.HealthRule]:
     return api.DEFAULT_RULES if spec.health.rules is None else spec.health.rules

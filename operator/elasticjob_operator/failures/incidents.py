@@ -9,22 +9,31 @@ jobs of a namespace hold against it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.failures import health_watch
 from elasticjob_operator.failures.health_watch import Finding, Memory
 from elasticjob_operator.history import faulty_nodes
+from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.text import clean
 from elasticjob_operator.times import format_time
 
 _MOST_SIZES: Final = 16
 _GROWTH: Final = 0.02  # a best that is better by more than that is written
 _MOST_TEXT: Final = 1024
+_MOST_DEVICE: Final = 96
 
 
-def update(spec: api.Spec, status: api.Status, memory: Memory, now: float) -> api.Status:
-    """The status with the incidents of this pass, and with the end of this world where a rule asks for it."""
+def update(
+    spec: api.Spec, status: api.Status, memory: Memory, now: float, agents: Mapping[str, Agent] = MappingProxyType({})
+) -> api.Status:
+    """The status with the incidents of this pass, and with the end of this world where a rule asks for it.
+
+    `agents`: by the UID of their pod, for the names of devices.
+    """
     found = health_watch.find(spec, status, memory, now)
     before = {one.rule: one for one in status.incidents}
     incidents: list[api.IncidentStatus] = []
@@ -36,7 +45,7 @@ def update(spec: api.Spec, status: api.Status, memory: Memory, now: float) -> ap
             is_over = after is not None and after.since is not None and _has_watched(memory.get(rule.name), rule, now)
             after = revise(after, since=None) if after is not None and is_over else after
         elif after is None or after.since is None or after.generation != status.rendezvous.generation:
-            after = _open(after, finding, status, now)
+            after = _open(after, finding, status, now, _find_device(finding, status.rendezvous, agents))
             if after.last_action in api.RESTARTS:
                 ordered = order(rule, finding, status)
             if after.last_action == api.HealthAction.REPLACE and finding.node and finding.is_alone:
@@ -49,7 +58,20 @@ def update(spec: api.Spec, status: api.Status, memory: Memory, now: float) -> ap
     return revise(status, incidents=incidents, restarts=restarts, node_faults=faults)
 
 
-def _open(known: api.IncidentStatus | None, finding: Finding, status: api.Status, now: float) -> api.IncidentStatus:
+def _find_device(finding: Finding, world: api.RendezvousStatus, agents: Mapping[str, Agent]) -> str:
+    """The device of the rank that shows it, as its agent knows it; "" if it knows of none."""
+    agent = agents.get(finding.uid)
+    if agent is None or finding.rank is None:
+        return ""
+    place = next((member.rank for member in world.members if member.uid == finding.uid), 0)
+    local_rank = finding.rank - sum(member.nproc for member in world.members if member.rank < place)
+    devices = agent.state.devices
+    return clean(devices[local_rank], _MOST_DEVICE) if 0 <= local_rank < len(devices) else ""
+
+
+def _open(
+    known: api.IncidentStatus | None, finding: Finding, status: api.Status, now: float, device: str
+) -> api.IncidentStatus:
     rule, before = finding.rule, known or api.IncidentStatus(rule=finding.rule.name)
     is_restart = rule.action in api.RESTARTS
     acts = not is_restart or before.acted < rule.most
@@ -66,7 +88,8 @@ def _open(known: api.IncidentStatus | None, finding: Finding, status: api.Status
         rank=finding.rank,
         pod=finding.pod or None,
         node=finding.node or None,
-        message=f"{finding.message}{spent}"[:_MOST_TEXT],
+        device=device or None,
+        message=f"{finding.name_with(device)}{spent}"[:_MOST_TEXT],
     )
 
 

@@ -87,6 +87,7 @@ class GoodputFields(TypedDict, total=False):
 
 class WorldFields(TypedDict, total=False):
     lost_seconds: float | None
+    first_step: int | None
     state_bytes: int | None
     state_seconds: float | None
 
@@ -109,6 +110,7 @@ class IncidentFields(TypedDict, total=False):
     rank: int | None
     pod: str | None
     node: str | None
+    device: str | None
     message: str
     best: list[api.BestValue]
 

@@ -304,7 +304,7 @@ def _note_incidents(seen: Seen, spec: api.Spec, status: api.Status) -> api.Statu
     """The status with what the rules have found, and with the condition that tells it."""
     if spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
         return status
-    after = incidents.update(spec, status, seen.health, seen.now)
+    after = incidents.update(spec, status, seen.health, seen.now, seen.agents)
     if not after.incidents and after.condition("Incident") is None:
         return after
     truth, reason, message = incidents.describe(after.incidents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -306,3 +307,19 @@ def test_a_rank_that_is_not_the_first_of_its_pod_is_named() -> None:
     spec, status = spec_of(rule(notFinite=True)), api.Status(rendezvous=make_world(1, (0, 1)))
     memory = health_watch.look({}, spec, status, {"u0": told}, NOW)
     assert health_watch.find(spec, status, memory, NOW)["Rule"].rank == 3
+
+
+def test_an_incident_names_the_device_of_the_rank() -> None:
+    """Of two processes in each pod: rank 3 is the second one of the second pod."""
+    spec = spec_of(rule(notFinite=True))
+    world = make_world(1, (0, 1))
+    world = revise(world, members=[member.model_copy(update={"nproc": 2}) for member in world.members])
+    status, memory = api.Status(rendezvous=world), dict[str, health_watch.RuleMemory]()
+    told = tell(1, 7, NOW, metrics={"loss": 2.0}, not_finite_at={"loss": 3})
+    for devices, device in ((("cuda:0 GPU-a", "cuda:1 GPU-b"), "cuda:1 GPU-b"), (("cuda:0 GPU-a",), None), ((), None)):
+        agents = {"u1": replace(told, state=told.state.model_copy(update={"devices": devices}))}
+        memory = dict(health_watch.look({}, spec, status, agents, NOW))
+        (one,) = incidents.update(spec, status, memory, NOW, agents).incidents
+        place = "digits-worker-1 on node1" + (f", {device}" if device else "")
+        assert one.device == device
+        assert one.message == f"rank 3 ({place}): loss is NaN or infinite at step 7"

@@ -50,7 +50,11 @@ ALIKE = {"error": "ValueError at train.py:88", "step": 812}
         ("failed", {**ALIKE, "alike": 2}, ", without the newest checkpoint"),
         ("failed", {**ALIKE, "alike": 4}, ", without the 3 newest checkpoints"),
         ("lost", {**ALIKE, "alike": 4}, None),
-        ("failed", {"error": "elasticjob.errors.StepsDifferError", "alike": 4}, ""),  # no older checkpoint mends a script
+        (
+            "failed",
+            {"error": "elasticjob.errors.StepsDifferError", "alike": 4},
+            "",
+        ),  # no older checkpoint mends a script
         ("rule", {"ordered": {"rule": "Spike", "rank": 1, "pod": "p", "before": 41}}, ", from before step 41"),
         (
             "rule",

@@ -709,3 +709,9 @@ def test_sessions_that_were_started_with_other_code_than_their_world_start_again
 def test_it_says_which_revisions_it_has() -> None:
     state, done = play(make_state(Stage.RUNNING), events.Codes(("2" * 64,)))
     assert state.published.codes == ("2" * 64,) and len(phases(done)) == 1
+
+
+def test_it_says_which_devices_its_workers_have() -> None:
+    told = [events.Device(1, "cuda:1 GPU-b"), events.Device(0, "cuda:0 GPU-a"), events.Device(1, "cuda:1 GPU-b")]
+    state, done = play(make_state(Stage.RUNNING), *told, events.Device(wire.MAX_DEVICES, "cuda:16"))
+    assert state.published.devices == ("cuda:0 GPU-a", "cuda:1 GPU-b") and len(phases(done)) == 2

@@ -70,6 +70,7 @@ STATE = wire.AgentState(
     watches="0123456789ab",
     signs=(wire.Sign("EccError", 7, 3, 40, "Uncorrectable ECC error"),),
     codes=("9f" * 32,),
+    devices=("", "cuda:1 GPU-5f3a"),
     shards=(3, 4),
 )
 PROGRESS = wire.Progress(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from elasticjob.torchcompat import peaks
@@ -55,6 +57,20 @@ def test_nothing_is_initialized_to_ask_for_the_device(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: pytest.fail("this makes a context on the device"))
     assert peaks.read_peak() is None
+
+
+def test_the_device_of_a_process_is_named_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="5f3a-0c"))
+    assert peaks.read_device() == "", "nothing is initialized for it"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert peaks.read_device() == "cuda:1 GPU-5f3a-0c"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
+    assert peaks.read_device() == "cuda:1", "before torch 2.5"
+    monkeypatch.delattr(torch.cuda, "current_device")
+    assert peaks.read_device() == "", "a device may have failed, and a report must not"
 
 
 def test_a_device_that_has_failed_has_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,14 @@ class Codes(Event):
 
 
 @dataclass(frozen=True)
+class Device(Event):
+    """A worker has said which device it has."""
+
+    local_rank: int
+    name: str
+
+
+@dataclass(frozen=True)
 class Wrote(Event):
     """A worker has written a line that a rule of the job looks for."""
 

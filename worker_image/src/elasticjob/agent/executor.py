@@ -59,6 +59,7 @@ class Executor:
         self._ended = self._noticed = 0  # workers that have ended, and how many of them torch's loop has looked at
         self._crash: Exception | None = None
         self._examining = threading.Lock()
+        self._devices: dict[int, str] = {}  # of the workers, by local rank
         self._written: set[tuple[int, str, int]] = set()  # generation, rule and rank of the lines that were told
         self._thread = threads.Thread(self._run, name="elasticjob-agent")
         self.hub = hub_client.Hub(settings, _versions(), published, lambda view: self.post(events.HubChanged(view)))
@@ -298,6 +299,11 @@ class Executor:
                 self._ended += 1
                 self._changed.notify_all()
             self.post(events.Tick())  # if the workers are being stopped, it may have been the last
+        elif kind == "progress":
+            name = message.get("device")
+            if isinstance(name, str) and name != self._devices.get(peer.local_rank):
+                self._devices[peer.local_rank] = name
+                self.post(events.Device(peer.local_rank, name))
         elif kind == "idle":
             error = message.get("error")
             shards = tuple(int(shard) for shard in message.get("shards", ()))

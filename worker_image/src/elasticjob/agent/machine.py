@@ -64,6 +64,15 @@ def _codes(state: State, event: events.Codes, now: float) -> Result:
     return stages.publish(state, codes=event.digests)
 
 
+def _device(state: State, event: events.Device, now: float) -> Result:
+    known = state.published.devices
+    if event.local_rank >= wire.MAX_DEVICES:
+        return state, ()
+    names = [*known, *([""] * (event.local_rank + 1 - len(known)))]
+    names[event.local_rank] = event.name
+    return (state, ()) if tuple(names) == known else stages.publish(state, devices=tuple(names))
+
+
 def _wrote(state: State, event: events.Wrote, now: float) -> Result:
     """The first line of each rank counts, until there is a new world."""
     known, sign = state.published.signs, event.sign
@@ -238,6 +247,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.Checked: _checked,
     events.Watches: _watches,
     events.Codes: _codes,
+    events.Device: _device,
     events.Wrote: _wrote,
     events.Wanted: _wanted,
     events.Listening: _listening,

@@ -331,6 +331,7 @@ class Reporter:
         self._latest: tuple[int, Any, Mapping[str, Any], Mapping[str, Any]] | None = None
         self._throughput = Throughput()
         self._arguments = Arguments()
+        self._device = ""
         self._next_send = self._next_draw = 0.0 if self._client or terminal else math.inf
 
     def report(
@@ -370,7 +371,9 @@ class Reporter:
                 flops, peak = (work.get(name) for name in _WORK)
                 peak = _read_peak() if peak is None else peak
                 more |= self._throughput.find_utilization(flops, peak, _count_ranks(), self._step_seconds)
-            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, more))
+            self._device = self._device or _read_device()
+            told = {**more, **({"device": self._device} if self._device else {})}
+            self._client.send(build_message(self._rank, step, total, self._step_seconds, metrics, waited, own, told))
             self._next_send = now + INTERVAL
             self._latest = None if self._terminal is None else self._latest
         elif self._client is None:
@@ -415,6 +418,12 @@ def _count_ranks() -> int | None:
         return current().world_size
     except ConfigurationError:
         return None
+
+
+def _read_device() -> str:
+    from elasticjob.torchcompat import peaks
+
+    return peaks.read_device()
 
 
 def _read_peak() -> float | None:

@@ -26,6 +26,8 @@ MAX_SHARDS: Final = 2048
 MAX_SIGNS: Final = 16
 MAX_LINE: Final = 256
 MAX_CODES: Final = 4
+MAX_DEVICES: Final = 16
+MAX_DEVICE: Final = 96  # bytes
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -231,6 +233,7 @@ class AgentState:
     watches: str = ""  # a digest of the expressions that it looks for in the output of its workers
     signs: tuple[Sign, ...] = ()  # what it has found in this world
     codes: tuple[str, ...] = ()  # digests of the later revisions of the code that it has
+    devices: tuple[str, ...] = ()  # of its workers, by local rank, as far as they have said; "" if one has not
     shards: tuple[int, ...] = ()  # with `ready`: of a model that its workers have in memory, if others lack them
 
     def dump(self) -> dict[str, Any]:
@@ -252,6 +255,7 @@ class AgentState:
             watches=self.watches or None,
             signs=[sign.dump() for sign in self.signs[:MAX_SIGNS]] or None,
             codes=list(self.codes[:MAX_CODES]) or None,
+            devices=[fields.fit(name, MAX_DEVICE) for name in self.devices[:MAX_DEVICES]] or None,
             shards=list(self.shards[:MAX_SHARDS]) or None,
         )
 

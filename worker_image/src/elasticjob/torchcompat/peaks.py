@@ -1,4 +1,5 @@
-"""What devices compute at most, by their data sheets: the measure of model FLOPs utilization (MFU).
+"""Which device a process has, and what it computes at most, by its data sheet: the measure of model FLOPs utilization
+(MFU).
 
 In floating-point operations a second, of dense matrix products (without structured sparsity) in bfloat16 or, on devices
 that do not have it, in float16. A device that is not listed has no utilization, unless the script gives its peak.
@@ -53,6 +54,19 @@ def find_peak(name: str) -> float | None:
         return None
     found = [key for key in PEAKS if words.issuperset(word.upper() for word in key)]
     return PEAKS[max(found, key=len)] if found else None
+
+
+def read_device() -> str:
+    """The present device of this process, as its administrator finds it; "" without one, as for `read_peak`."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is None or not torch.cuda.is_initialized():
+            return ""
+        index = torch.cuda.current_device()
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # from torch 2.5 on
+        return f"cuda:{index}" if uuid is None else f"cuda:{index} GPU-{uuid}"
+    except Exception:  # a device may have failed, and a report must not
+        return ""
 
 
 def read_peak() -> float | None:
