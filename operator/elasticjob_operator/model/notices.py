@@ -55,6 +55,7 @@ PROBLEMS: Final = {
     ("MaintenancePlanned", "True"): "an administrator, from Kubernetes 1.37 on: the node is going to be changed",
     ("MaintenanceInProgress", "True"): "an administrator, from Kubernetes 1.37 on: the node is being changed",
     ("DrainInProgress", "True"): "an administrator, from Kubernetes 1.37 on: the node is being drained",
+    ("Drained", "True"): "an administrator, from Kubernetes 1.37 on: the node has been drained",
     ("GracefulNodeShutdownInProgress", "True"): "the kubelet, from Kubernetes 1.37 on: the node shuts down",
 }
 
