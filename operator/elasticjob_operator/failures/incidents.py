@@ -61,9 +61,9 @@ def update(
 def _find_device(finding: Finding, world: api.RendezvousStatus, agents: Mapping[str, Agent]) -> str:
     """The device of the rank that shows it, as its agent knows it; "" if it knows of none."""
     agent = agents.get(finding.uid)
-    if agent is None or finding.rank is None:
+    place = next((member.rank for member in world.members if member.uid == finding.uid), None)
+    if agent is None or finding.rank is None or place is None:
         return ""
-    place = next((member.rank for member in world.members if member.uid == finding.uid), 0)
     local_rank = finding.rank - sum(member.nproc for member in world.members if member.rank < place)
     devices = agent.state.devices
     return clean(devices[local_rank], _MOST_DEVICE) if 0 <= local_rank < len(devices) else ""
