@@ -103,7 +103,7 @@ def _tell_repeated(restarts: api.RestartStatus, timeline: Sequence[api.WorldStat
         return ""
     where = "" if restarts.step is None else f", never beyond step {restarts.step}"
     begun = [w.first_step for w in timeline[-restarts.alike :] if w.first_step is not None]
-    since = f", also from step {min(begun)}" if begun and min(begun) < begun[0] else ""
+    since = f", also from step {min(begun)}" if len({*begun}) > 1 else ""
     return f"; {restarts.error} {restarts.alike} times in a row{where}{since}"
 
 
