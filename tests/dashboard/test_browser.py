@@ -51,6 +51,7 @@ async def test_a_story_of_two_pages(api: FakeApi, shown: Shown, browser: Browser
     await follow_the_list(api, browser)
     await use_the_keyboard(browser)
     await follow_a_job(api, browser)
+    await follow_incidents(api, browser)
     await press_buttons(api, browser)
     await read_logs(api, browser)
     await show_both_themes(browser)
@@ -143,6 +144,31 @@ async def follow_a_job(api: FakeApi, browser: Browser) -> None:
     await browser.until(f"{text_of('#members')}.includes('<node-2>')")
     assert await browser.value("document.querySelectorAll('#plots svg').length") == 4
     assert "window.hit = 1" in await browser.value(text_of("#failures"))
+    assert await browser.value("window.hit") is None
+
+
+async def follow_incidents(api: FakeApi, browser: Browser) -> None:
+    """They appear when a rule fires, with what it found as it is, and change when they are over."""
+    heading = "document.getElementById('h-incidents').offsetParent"
+    assert await browser.value(f"{heading} === null"), "nothing is to be seen where nothing has fired"
+    sick = job()
+    found = {
+        "rule": "LossNotFinite", "count": 1, "lastTime": "2026-01-01T00:01:00Z", "since": "2026-01-01T00:01:00Z",
+        "lastAction": "Replace", "step": 812, "rank": 1, "pod": "digits-worker-1", "node": "<node-1>",
+        "message": HOSTILE,
+    }  # fmt: skip
+    sick["status"]["incidents"] = [found]
+    api.put(sick)
+    row = "#incidents tbody tr"
+    await browser.until(f"{text_of(row)}.includes('LossNotFinite')")
+    told = await browser.value(text_of(row))
+    assert all(word in told for word in ("sick", "digits-worker-1", "<node-1>", "812", "Replace", "window.hit = 1"))
+    assert await browser.value(f"{heading} !== null")
+    sick["status"]["incidents"] = [{key: value for key, value in found.items() if key != "since"} | {"count": 2}]
+    api.put(sick)
+    await browser.until(f"{text_of(row)}.includes('over')")
+    api.put(job())
+    await browser.until(f"{heading} === null")
     assert await browser.value("window.hit") is None
 
 
