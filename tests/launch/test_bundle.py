@@ -330,7 +330,5 @@ def test_a_manifest_that_cannot_take_code() -> None:
         attach({**given(), "spec": {"replicas": "many"}}, BUNDLE)
     elsewhere = given()
     elsewhere["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
-    with pytest.raises(
-        ClientError, match=r"spec\.managedBy: MultiKueue .* not the ConfigMap .* the image"
-    ):
+    with pytest.raises(ClientError, match=r"spec\.managedBy: MultiKueue .* not the ConfigMap .* the image"):
         attach(elsewhere, BUNDLE)
