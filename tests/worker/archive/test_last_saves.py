@@ -116,6 +116,21 @@ def test_pods_that_are_all_told_to_end_archive_what_was_saved_last(gang: Gang) -
     assert read_archived(gang, archive) == {"model.pt": b"first", **lasts}
 
 
+def test_copies_in_pods_that_are_all_told_to_end_hold_nothing_up(gang: Gang) -> None:
+    """They are under way when the pods hear of it."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive, rate=MIB / 4)
+    last = os.urandom(4 * CHUNK_BYTES)
+    (pods[0].path / "last.pt").write_bytes(last)
+    wait_for(lambda: len(pods[1].chunks) > 1, "some of it has been copied")
+    for pod in pods:
+        pod.is_leaving = True
+    lead = pods[0].keeper._world.lead  # type: ignore[union-attr]
+    wait_for(lambda: lead and 1 in lead._endings and lead._endings[1].is_leaving, "rank 0 has heard of rank 1")
+    end(pods, 10.0, 20.0, do_all_leave=False)
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": last}
+
+
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_a_pod_that_goes_alone_archives_nothing(gang: Gang, leaver: int) -> None:
     """The other one has a copy, and goes on with it."""
