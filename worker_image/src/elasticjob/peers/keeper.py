@@ -198,19 +198,32 @@ class Keeper:
         if world is None:
             return
         deadline = time.monotonic() + archive_seconds
-        is_last = self._last_tier is not None and archive_seconds > 0
-        if is_last and (do_all_leave or self._ask_whether_all_leave(world)):
+        may_be_last = self._last_tier is not None and archive_seconds > 0
+        is_last = may_be_last and (do_all_leave or self._ask_whether_all_leave(world))
+        if not is_last:
+            self._flush(world, seconds, do_all_leave=False)
+            is_last = may_be_last and self._ask_whether_all_leave(world)  # the others may have been told meanwhile
+        if is_last:
             world.peers.end_copies()
             # To read much takes long: of a long time, half of it.
             is_recorded = self._flush(world, max(min(seconds, archive_seconds), archive_seconds / 2), do_all_leave=True)
             self._await_archived(world, deadline, is_newest=is_recorded)
-        else:
-            self._flush(world, seconds, do_all_leave=False)
 
     def _ask_whether_all_leave(self, world: _World) -> bool:
-        world.is_urgent = True  # rank 0 may know it only now
-        self._turn()
-        return self.do_all_leave
+        """Without a turn: one that is under way may make copies for long."""
+        with self._lock:
+            if world.lead is not None:
+                world.lead.note_leaving(0)
+                return world.lead.do_all_leave
+        peers = Peers(world.peers.me, world.peers.peers, self._key, self._settings.bytes_per_second)
+        try:
+            said, _ = peers.call(0, "leave", generation=world.generation, rank=world.peers.me)
+        except (PeerError, OSError) as error:
+            logger.debug("rank 0 does not say whether all pods leave: %s", error)
+            return False
+        finally:
+            peers.close()
+        return said.get("leaving") is True
 
     @property
     def do_all_leave(self) -> bool:
@@ -363,7 +376,7 @@ class Keeper:
             files, is_all = {**present, **written}, is_all or len(present) == len(self.record.files)
         digests = set(records.digests_of(files))
         if digests:
-            mine = self._hold(digests)
+            mine = self._hold(world, digests)
             others = world.peers.copy(digests, self._settings.replicas, self.directory.read_chunk)
             if not world.peers.makes_copies():
                 return world.spare
@@ -371,12 +384,14 @@ class Keeper:
             world.spare = spare if is_all else min(spare, world.spare)
         return world.spare
 
-    def _hold(self, digests: set[str]) -> bool:
+    def _hold(self, world: _World, digests: set[str]) -> bool:
         """Whether this pod has copies of its own."""
         if time.monotonic() < self._full_until:
             return False
         try:
             for digest in digests:
+                if not world.peers.makes_copies():
+                    return False
                 self.directory.hold(digest)
         except FullError:
             logger.warning(
@@ -477,6 +492,8 @@ class Keeper:
                 return self._last_tier.take(header, body), b""
             case "report":
                 return self._take_report(header, records.parse_report(body))
+            case "leave":
+                return self._take_leave(header), b""
             case op:
                 return {"error": f"unknown request {op!r}"}, b""
 
@@ -494,6 +511,17 @@ class Keeper:
         except FullError:
             return {"full": True}
         return {}
+
+    def _take_leave(self, header: dict[str, Any]) -> dict[str, Any]:
+        rank = header.get("rank")
+        with self._lock:
+            world = self._world
+            if world is None or world.lead is None or header.get("generation") != world.generation:
+                return {"error": "another world"}
+            if not isinstance(rank, int) or not 0 < rank < world.size:
+                return {"error": "no rank of this world"}
+            world.lead.note_leaving(rank)
+            return {"leaving": world.lead.do_all_leave}
 
     def _take_report(self, header: dict[str, Any], report: Report) -> tuple[dict[str, Any], bytes]:
         rank = header.get("rank")

@@ -6,7 +6,7 @@ when all pods have looked once more and the reports still say the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from elasticjob.peers import records
@@ -89,6 +89,10 @@ class Lead:
             number = record.number
         copies = min(report.copies for report in self._reports.values())
         return (number, min(copies, sum(one >= number for one in held))) if number else None
+
+    def note_leaving(self, rank: int) -> None:
+        """This rank has been told to end, and is about to leave."""
+        self._endings[rank] = replace(self._endings.get(rank, Ending(is_done=False)), is_leaving=True)
 
     @property
     def do_all_leave(self) -> bool:
