@@ -12,6 +12,7 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 - torch's own code, as that of functional collectives, calls `wait()` where nothing in Python hears of it.
 - A CUDA graph queues the collectives again that were recorded in it, and torch does not count those. Whose communicator
   was aborted leaves anything in its buffers, and raises nothing.
+- A collective is no change that torch counts (`tensor._version`).
 - An aborted communicator refuses further collectives with `DistBackendError`.
 - An abort frees memory of the device, and waits for the kernels of all other communicators first: for a quarter of a
   minute with NCCL, and here until they end. Two that are stuck are aborted at once, or not at all.
@@ -261,18 +262,18 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
         self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
     def finish(self) -> None:
-        with torch.no_grad():
-            for result, copy in zip(self._results, self._copies, strict=True):
-                result.copy_(copy)
+        for result, copy in zip(self._results, self._copies, strict=True):
+            result.data.copy_(copy)
 
     def abandon(self) -> None:
         """Leave in the buffers what an abort does, before the processor goes on, which computes with it then."""
         if not self._may_go_on.is_set():
-            with torch.no_grad():
-                for result in self._results:
-                    if self._leaves != "own":
-                        wrong = 1e30 if self._leaves == "garbage" else torch.nan
-                        result.fill_(wrong if result.is_floating_point() else 77)
+            for result in self._results if self._leaves != "own" else ():
+                if result.is_floating_point():
+                    most = min(1e30, torch.finfo(result.dtype).max)
+                    result.data.fill_(most if self._leaves == "garbage" else torch.nan)
+                else:
+                    result.data.fill_(77)
 
     def release(self) -> None:
         """Let the processor go on."""

@@ -4,20 +4,23 @@ Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twic
 evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
 does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what the second
 optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a group for
-another one than the model's; or comm hook: of DDP; or hooks: each optimizer steps when its gradient is there), SCHEDULE
-(where a scheduler steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun
-"async", or as a "functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in
-an "old graph", that of the first world), WHERE (the model is evaluated: in a "step" after its optimizer, "outside" of
-any block, or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank"
-in the first world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward,
-micro, backward, applied, halfway, between, message, or entering, with the number of a message instead of a step), SENDS
-(how the last rank sends a large message around step 12: broadcast, send or all_to_all; or what else all ranks do there:
-see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with
-"evaluation" between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and
-instead of the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:"
-at a value of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the
-last step, until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the state counts as
-that of a device).
+another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer steps when its gradient is there;
+or trail: what is reduced behind the optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE (where a
+scheduler steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun "async", or as
+a "functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in an "old graph",
+that of the first world; what a trail reduces: "parameters", "buffers" or a "rate", or only a "log"; a hook of DDP's:
+"fp16", or "power" as PowerSGD, or "one power" with the same state in all worlds), WHERE (the model is evaluated, or
+there is a trail: in a "step" after its optimizer, "outside" of any block, there with a "goal" that ends the script,
+between two "epochs", or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL
+("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas between
+several: forward, micro, backward, applied, halfway, between, message, or entering, with the number of a message instead
+of a step), SENDS (how the last rank sends a large message around step 12: broadcast, send or all_to_all; or what else
+all ranks do there: see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward
+pass, or with "evaluation" between two steps), RAISES (the name of an exception that the script raises at gradients that
+are none, and instead of the error of a backward pass; with "at:step:" before it also in the middle of this step; with
+"evaluation:" at a value of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12),
+HOLD (in the last step, until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the
+state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob.collectives import messages
@@ -227,7 +231,7 @@ class Script:
         body, head = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh()), torch.nn.Linear(32, 1)
         self.model: Any = torch.nn.Sequential(body, head)
         self.passes = Passes()
-        if KIND == "evaluate":
+        if KIND in ("evaluate", "trail"):
             self.model = torch.nn.Sequential(self.passes, *self.model)
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
         parts = [body, head] if KIND in ("two", "late", "stranger", *IN_TURN) else [self.model]
@@ -252,6 +256,10 @@ class Script:
         given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizers[-1 if KIND == "stranger" else 0]}
         if KIND in SHARDED:
             given = {"build": self.build, **SHARDED[KIND]}
+        self.follower: Any = None
+        if KIND == "trail":
+            self.follower = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizers[0], mode="max", patience=2)
+            extras["follower"] = self.follower
         if KIND == "schedule":
             rates: dict[str, Any] = {"max_lr": 0.2, "total_steps": 60}
             self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizers[0], **rates)
@@ -259,6 +267,8 @@ class Script:
         self.compiled: Callable[[], object] | None = None
         self.connections: list[socket.socket] = []
         self.save: Any = None
+        self.power: Any = None
+        self.is_done = False
         self.factor = torch.ones(1)
         self.side = fake_nccl.ScriptStream()
         on_world = {
@@ -291,7 +301,15 @@ class Script:
 
     def compress(self, session: Session) -> None:
         """A communication hook of DDP's with a state that all ranks must have alike, as PowerSGD has."""
-        session.model.register_comm_hook([0], reduce_in_turns)
+        if HOW == "fp16":
+            session.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif "power" in HOW:
+            if self.power is None or HOW == "power":
+                options: dict[str, Any] = {"start_powerSGD_iter": 2, "min_compression_rate": 0.1}
+                self.power = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=8, **options)
+            session.model.register_comm_hook(self.power, powerSGD_hook.powerSGD_hook)
+        else:
+            session.model.register_comm_hook([0], reduce_in_turns)
 
     def capture(self, _: Session) -> None:
         """A collective in a CUDA graph, as a part of a pass."""
@@ -339,8 +357,11 @@ class Script:
                 if self.session.committed > before:
                     self.write()
                     self.evaluate()
-                if self.session.committed >= LAST:
+                if self.session.committed >= LAST or self.is_done:
                     return
+            if KIND == "trail" and WHERE == "epochs":
+                die_here(self.session.committed, self.session.rank, self.session.generation, "between")
+                self.trail()
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         session = self.session
@@ -390,6 +411,8 @@ class Script:
             if session.world_size > 1:
                 dist.all_reduce(loss.detach().clone())
             self.schedule("last")
+        if KIND == "trail" and WHERE == "step":
+            self.trail()
         for one in self.optimizers:
             one.zero_grad()
         while UNDER_WAY:
@@ -459,6 +482,17 @@ class Script:
             scaler.step(optimizer)
             scaler.update()
 
+    def trail(self) -> None:
+        """The largest of what the ranks have replaces it; all have the same."""
+        if self.session.world_size == 1:
+            return
+        value = torch.ones(1)
+        for one in {"parameters": self.model.parameters(), "buffers": self.model.buffers()}.get(HOW, [value]):
+            dist.all_reduce(one.detach(), op=dist.ReduceOp.MAX)
+        if HOW == "rate":
+            fake_nccl.synchronize()  # as value.item() does
+            self.follower.step(value.item())
+
     def step_twice(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Two passes and two calls of one optimizer in each step."""
         session = self.session
@@ -479,11 +513,20 @@ class Script:
             with session.interruptible():
                 self.save_beside()
                 die_here(*here, "between")
+        if KIND == "trail" and not WHERE:
+            with session.interruptible():
+                die_here(*here, "between")
+                self.trail()
         if KIND != "evaluate" or WHERE == "step":
             return
-        if WHERE == "outside":
+        if WHERE in ("outside", "goal"):
             die_here(*here, "between")
             self.call_model()
+            if WHERE == "goal" and size > 1:
+                found = torch.ones(1)
+                dist.all_reduce(found)
+                fake_nccl.synchronize()
+                self.is_done = found.item() > size
             return
         under_way: Any = None
         with session.interruptible() as block:
@@ -528,6 +571,7 @@ class Script:
             "ended": self.count_ended(),
             "scale": self.scaler.get_scale(),
             "passes": self.passes.count.item(),
+            "best": getattr(self.follower, "best", 0.0),
         }
         with self.lines.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
@@ -588,7 +632,7 @@ def die_entering() -> None:
 def main() -> None:
     checks: Any = dist
     checks.set_debug_level_from_env()  # torch was imported before the variables of this process were there
-    if RAISES.startswith("evaluation:"):
+    if RAISES.startswith("evaluation:") or (KIND == "trail" and not WHERE):
         signal.signal(signal.SIGURG, lambda *_: None)  # the script's own: it is not interrupted
     if "DEVICE" in os.environ:
         fake_nccl.put_state_on_device()

@@ -141,6 +141,30 @@ def test_a_communication_hook_has_a_new_state_in_each_world(tmp_path: Path, undi
     check(norms, undisturbed("plain"))
 
 
+@pytest.mark.parametrize("how", ["fp16", "power"])
+@together
+def test_the_hooks_of_torch_apply_nothing_that_was_not_reduced(tmp_path: Path, how: str) -> None:
+    """PowerSGD has a new state in each world, which remembers nothing of a step that a loss has broken."""
+    variables = {"KIND": "comm hook", "HOW": how, "FAKE_NCCL": "leaves=garbage"}
+    _, right = train(tmp_path / "undisturbed", BACKEND="gloo", **variables)
+    agent, norms = train(tmp_path / "disturbed", KILL="12:2:1:forward,15:1:2:backward", **variables)
+    assert sorted(agent.ended) == [-9, -9, 0]
+    assert sorted(norms) == sorted(right)
+    for step, found in norms.items():
+        assert len(found) == 1, "all ranks have the same parameters"
+        assert found.pop() == pytest.approx(max(right[step]), rel=1e-2), f"step {step}"
+
+
+@together
+def test_a_hook_with_the_state_of_an_earlier_world_is_refused(tmp_path: Path) -> None:
+    """What it remembers of the broken step would go into the next one, and a joiner has none of it."""
+    variables = {"KIND": "comm hook", "HOW": "one power", "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KILL=KILLED, **variables)
+    assert sorted(agent.ended) == [-9, 1, 1]
+    assert "ConfigurationError: session.model.register_comm_hook() got a PowerSGDState that was registered" in agent.log
+    assert max(norms) == 11
+
+
 @together
 def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
@@ -280,6 +304,60 @@ def test_nor_what_came_to_it_where_nobody_calls_wait(
     agent, norms = train(tmp_path, KILL=f"12:2:1:{point}", **variables)
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("two"))
+
+
+@pytest.mark.parametrize(("where", "kill"), [("step", "12:2:1:applied"), ("epochs", "19:2:1:between")])
+@pytest.mark.parametrize("how", ["buffers", "rate", "log"])
+@together
+def test_what_came_behind_the_optimizers_is_right_or_taken_back(
+    tmp_path: Path, how: str, where: str, kill: str
+) -> None:
+    """Such as buffers that are averaged, or a reduced loss that a scheduler follows. A step in which it was counts."""
+    variables = {"KIND": "trail", "HOW": how, "WHERE": where, "FAKE_NCCL": "leaves=garbage"}
+    _, right = train(tmp_path / "undisturbed", BACKEND="gloo", **variables)
+    agent, norms = train(tmp_path / "disturbed", KILL=kill, **variables)
+    assert sorted(agent.ended) == [-9, 0, 0], "the survivors keep their processes"
+    check_passes(agent)
+    assert {row["best"] for row in agent.rows} <= {float("-inf"), 1.0}
+    last = int(kill.partition(":")[0]) if how == "rate" else 24  # a scheduler has one value less then
+    check({step: norms[step] for step in range(last + 1)}, {step: right[step] for step in range(last + 1)})
+    assert [len(norms[step]) for step in range(25)] == [1] * 25
+
+
+@pytest.mark.parametrize(("where", "kill"), [("step", "12:2:1:applied"), ("epochs", "19:2:1:between")])
+@together
+def test_parameters_that_came_behind_the_optimizers_of_a_lost_world_are_no_state(
+    tmp_path: Path, undisturbed: Any, where: str, kill: str
+) -> None:
+    """Nobody keeps copies of parameters that such a message does not change otherwise: back to the last checkpoint."""
+    variables = {"KIND": "trail", "HOW": "parameters", "WHERE": where, "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KILL=kill, **variables)
+    assert sorted(agent.ended) == [-9, 1, 1]
+    assert "going back to the last checkpoint" in agent.log
+    right = undisturbed("plain")
+    check(norms, {step: right[step] for step in range(12 if where == "step" else 20)})
+
+
+@together
+def test_a_script_that_a_value_of_a_lost_world_has_ended_is_not_done(tmp_path: Path) -> None:
+    """An evaluation outside of any block has reached a goal, or so it seems, and the script ends without an error."""
+    variables = {"KIND": "evaluate", "WHERE": "goal", "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KILL="12:2:1:between", **variables)
+    assert sorted(agent.ended) == [-9, 1, 1]
+    assert max(norms) == 12
+    assert "a member was lost behind the last step" in agent.log.lower()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@together
+def test_a_scheduler_follows_no_value_of_a_lost_world_between_two_steps(tmp_path: Path, backend: str) -> None:
+    """In a block of its own, of which nothing counts then. The value is 1 after each step, and more in a lost world."""
+    variables = {"KIND": "trail", "HOW": "rate", "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, BACKEND=backend, KILL="12:2:1:between", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    rates = {(row["step"], row["best"]) for row in agent.rows}
+    assert {best for step, best in rates if step > 0} == {1.0}
+    assert max(norms) == 24
 
 
 @pytest.mark.parametrize("swallows", [False, True])

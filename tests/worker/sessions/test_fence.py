@@ -35,7 +35,8 @@ class World:
             hold_all()
             self.hold()
 
-        see: Callable[[], Seen] = lambda: Seen(self.queued, self.waited, self.sent)  # noqa: E731
+        self.of_gloo = 0
+        see: Callable[[], Seen] = lambda: Seen(self.queued + self.of_gloo, self.waited, self.sent, self.queued)  # noqa: E731
         self.fence = Fence(self.hold, see, self.noting("meet"), hold_all=ask_all)
 
     def noting(self, name: str) -> Callable[[], None]:
@@ -207,6 +208,65 @@ def test_a_scaler_needs_a_permission_of_its_own_for_what_was_reduced_since_the_l
     world.lost = True
     with pytest.raises(WorldLostError):
         world.fence.skip()
+
+
+def test_what_is_queued_behind_the_optimizers_is_asked_about_before_the_step_is_committed() -> None:
+    """Such as parameters that are averaged, or a reduced loss that a scheduler follows."""
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    assert not world.fence.is_trailed()
+    world.queued += 1
+    assert world.fence.is_trailed()
+    world.lost = True
+    with pytest.raises(WorldLostError):
+        world.fence.commit(is_applied=True)
+    assert world.asked == ["hold", "agree", "the whole device", "hold"]
+
+
+def test_so_is_what_was_begun_before_them_and_is_waited_for_behind_them() -> None:
+    world = World()
+    world.fence.begin()
+    world.queued += 1
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.waited += 1
+    world.fence.commit(is_applied=True)
+    assert world.asked == ["hold", "agree", "the whole device", "hold"]
+
+
+def test_an_optimizer_that_a_scaler_has_skipped_without_permission_has_no_trail() -> None:
+    """Its gradients were not finite, as nobody has reduced them, and nothing is applied."""
+    world = World()
+    world.fence.begin()
+    world.queued += 1
+    world.lost = True
+    with pytest.raises(WorldLostError):
+        world.fence.skip()
+    assert not world.fence.is_trailed()
+
+
+def test_what_gloo_does_behind_them_needs_no_question() -> None:
+    """A save asks all ranks, for example: a loss is an error there."""
+    world = World()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.of_gloo, world.waited = 2, 1
+    world.fence.commit(is_applied=True)
+    assert world.asked == ["hold", "agree"]
+
+
+def test_messages_that_may_need_this_rank_to_go_on_are_not_waited_for() -> None:
+    world = World()
+    world.fence.enter_world()
+    world.fence.begin()
+    world.fence.begin_applying(world.noting("agree"))
+    world.fence.end_applying()
+    world.sent += 1
+    world.fence.commit(is_applied=True)
+    assert world.asked == ["hold", "agree", "hold"]
 
 
 COMPILED = """
