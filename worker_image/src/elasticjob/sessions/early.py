@@ -63,6 +63,11 @@ class Early:
         self._states: Mapping[int, Any] = {}
         self._is_open = self._is_applying = self._is_torn = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun, and nobody has looked since."""
+        return self._is_open
+
     def begin(self) -> None:
         """A step begins."""
         self.forget()

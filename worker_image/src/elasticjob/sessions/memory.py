@@ -98,10 +98,25 @@ class Memory:
     def begin_step(self) -> None:
         """A step begins, and not only a further micro-batch of it."""
         if self._can_go_back:
-            further = (one for one in self._extras.values() if _is_optimizer(one))
-            self._schedules.keep([self.model_state.optimizer, *further])
+            self.begin_block()
             if isinstance(self.model_state, ReplicatedModelState):
                 self.model_state.note_gradients()
+
+    def begin_block(self) -> None:
+        """From here on, schedulers may follow what the script gets from other ranks."""
+        further = (one for one in self._extras.values() if _is_optimizer(one))
+        self._schedules.keep([self.model_state.optimizer, *further])
+
+    def take_back_block(self) -> None:
+        """The world was lost in a block between two steps, which is not repeated."""
+        self._schedules.take_back()
+
+    def take_back_followers(self) -> None:
+        """The world was lost while the script was outside of any block: what it has done there is not repeated."""
+        self._schedules.make_again()
+
+    def end_block(self) -> None:
+        self._schedules.forget()
 
     def note_applying(self, optimizer: Any, makes_gradients: bool = False) -> None:
         """Record that an optimizer begins to step. If another one may fail to follow, the step can be taken back.
@@ -220,10 +235,18 @@ class Memory:
             return self._calls.copy()
         return {name: max(made, self._passed.get(name, 0)) for name, made in self._calls.items()}
 
-    def take_back(self, generation: int, was_last_batch: bool, was_ready: bool, was_skipped: bool = False) -> None:
+    def take_back(
+        self,
+        generation: int,
+        was_last_batch: bool,
+        was_ready: bool,
+        was_skipped: bool = False,
+        was_trailed: bool = False,
+    ) -> None:
         """The world was lost during a step: keep the step if it was applied; otherwise roll it back.
 
-        `was_skipped`: a GradScaler had the permission to skip what it has skipped of the step.
+        `was_skipped`: a GradScaler had the permission to skip what it has skipped of the step. `was_trailed`: what the
+        script has got from other ranks behind the optimizers may be wrong.
 
         Nobody knows in the first step of a process whether a further call of an optimizer was to come.
 
@@ -232,7 +255,9 @@ class Memory:
         """
         before = self.committed
         is_applied = self._is_whole(with_skipped=True) if was_skipped else self._knows_usual and self._is_whole()
-        if is_applied and was_last_batch and not self._is_applying:
+        if is_applied and self._clean and was_last_batch and not self._is_applying:
+            if was_trailed:
+                self._schedules.make_again()
             self._schedules.catch_up()
             self.commit()
         elif self._undo.is_needed:

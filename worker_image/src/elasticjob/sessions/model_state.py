@@ -244,6 +244,7 @@ class ReplicatedModelState:
         self._reduces = reduces
         self.model = ElasticModel(model, self._find, self._take_comm_hook)
         self._comm_hook: tuple[Any, Callable[..., Any]] | None = None  # of the present world, and its state
+        self._last_hook_state: Any = None  # the same, also of an earlier world
         self.is_entering = False  # a world: the script's `on_world` is called
         self.optimizer = optimizer
         hook(optimizer, hooks)
@@ -292,9 +293,24 @@ class ReplicatedModelState:
                 " joiner knows nothing of the hook's state, with which ranks decide what they send: register it in"
                 " Session(..., on_world=...), with a new state for each world."
             )
+        if state is not None and state is self._last_hook_state:
+            self._judge_old_hook_state(state)
+        self._last_hook_state = state
         self._comm_hook = (state, hook)
         if self._ddp is not None:
             self._ddp.register_comm_hook(state, hook)
+
+    def _judge_old_hook_state(self, state: Any) -> None:
+        """After a loss it may have what was not reduced, and a joiner has not what it remembers."""
+        text = (
+            f"session.model.register_comm_hook() got a {type(state).__name__} that was registered in an earlier world."
+            " A state that remembers earlier steps differs from that of a joiner then, and may hold what a loss has"
+            " left: make a new one in each call of on_world."
+        )
+        if torch_ddp.is_known_hook_state(state):
+            raise ConfigurationError(text)
+        if dist.get_rank() == 0 and not isinstance(state, dist.ProcessGroup):
+            logger.warning("Session: %s", text)
 
     def _find(self) -> torch.nn.Module:
         """What a forward pass calls: a new DDP if other parameters have become trainable, on all ranks alike.

@@ -6,7 +6,7 @@ functions are compared, at some steps.
 
 A loss breaks the block of a step off anywhere. If the step is taken back, so are its schedulers, wherever in the block
 they step. If the optimizer has applied it, the step counts, though the script did not come to a scheduler after it: one
-that makes each step makes this one too.
+that makes each step makes this one too. One that follows a value of the lost world does not.
 """
 
 from __future__ import annotations
@@ -75,8 +75,23 @@ class StepSchedules:
             if always and made == 0 and not isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step()
 
+    def make_again(self) -> None:
+        """What the script has done counts, but some values of a lost world were wrong: take back what has followed one.
+        The other schedulers step as often as they have.
+        """
+        steps = list(zip(self._schedulers, self._count_steps(), strict=True))
+        if any(made and isinstance(one, ReduceLROnPlateau) for one, made in steps):
+            self._restore()
+            for one, made in steps:
+                for _ in range(0 if isinstance(one, ReduceLROnPlateau) else made):
+                    one.step()
+
     def take_back(self) -> None:
         """The step is taken back."""
+        self._restore()
+        self.forget()
+
+    def _restore(self) -> None:
         for scheduler, state in zip(self._schedulers, self._states, strict=bool(self._states)):
             scheduler.load_state_dict(_copy(state))
         for group, before in self._groups:
@@ -85,7 +100,6 @@ class StepSchedules:
                     group[name].copy_(value)  # some optimizers, and those that are compiled, know the tensor itself
                 else:
                     group[name] = value
-        self.forget()
 
     def forget(self) -> None:
         """The step is over."""

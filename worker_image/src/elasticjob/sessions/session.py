@@ -43,7 +43,7 @@ from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
 from elasticjob.torchcompat import devices, graphs, optimizers, waits
-from elasticjob.torchcompat.groups import count_messages
+from elasticjob.torchcompat.groups import count_by_kind, count_messages
 
 logger = logging.getLogger("elasticjob")
 
@@ -180,7 +180,8 @@ class Session:
         self._buffers = StepBuffers(None)
         can_go_back = client is not None and model is not None
         self._early = Early(model, extras.values()) if can_go_back else Early(None, ())
-        self._aside = Early(model if can_go_back else None, ())  # the same in a block between two steps
+        # The same in a block between two steps, behind the optimizers of a step, and between two epochs.
+        self._aside, self._trail, self._between = (Early(model if can_go_back else None, ()) for _ in range(3))
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
         self._adviser = Adviser(
@@ -313,6 +314,7 @@ class Session:
                 self._early.look_again()
                 self._aside.look_again()
                 if self._worlds.is_whole:
+                    self._begin_between()
                     return
 
     def _is_epoch_over(self) -> bool:
@@ -387,7 +389,9 @@ class Session:
     def _commit(self, is_applied: bool) -> None:
         if self._buffers.is_unsure:
             self._worlds.hold()
-        self._fence.commit(is_applied and not self._worlds.has_met_less())
+        if self._fence.commit(is_applied and not self._worlds.has_met_less()):
+            self._trail.look()
+        self._trail.forget()
         self._memory.commit(self._fence.is_divided)
         self._buffers.forget()
         self._early.forget()
@@ -400,6 +404,7 @@ class Session:
         """If an exception has ended the last block, and the script goes on: all ranks have to have left it so."""
         if self._left_by is None:
             if not self._fence.is_open:
+                self._end_between()
                 self._look_at_buffers()
             return
         if not self._worlds.can_change and self.world_size > 1:
@@ -465,6 +470,7 @@ class Session:
         self._buffers.begin_block()
         if self._worlds.can_change:
             self._aside.begin()
+            self._memory.begin_block()
         block = self._block = Block()
         try:
             try:
@@ -479,6 +485,7 @@ class Session:
             self._buffers.forget()
             self._aside.look()
             block.is_whole = True
+            self._fence.leave()
         except Exception as error:
             self._worlds.interrupter.allowed = False
             cause = self._find_cause(error, block.failure)
@@ -488,6 +495,7 @@ class Session:
             logger.warning("After step %d: the world broke (%s).", self.committed, cause)
             self._worlds.break_off(cause)
             self._buffers.take_back()
+            self._memory.take_back_block()
             if not self._aside.take_back():
                 self._memory.note_torn()
         finally:
@@ -495,6 +503,7 @@ class Session:
             self._block = block.failure = None
             self._buffers.end_block()
             self._aside.forget()
+            self._memory.end_block()
 
     def close(self) -> None:
         """Leave the world in order, once every rank has finished the last step.
@@ -510,6 +519,9 @@ class Session:
         try:
             if error is None:
                 self._settle()
+                if self._fence.has_left_more() and self._worlds.is_lost():
+                    # It may have ended for a value that a lost world has left, such as a goal that seems to be reached.
+                    self._worlds.begin_again("a member was lost behind the last step, and the script has ended since")
             self._closed = True
             self._worlds.close()
         except StepsDifferError:
@@ -547,6 +559,31 @@ class Session:
                 self._buffers.forget()
             except WorldLostError:
                 self._buffers.take_back()
+
+    def _begin_between(self) -> None:
+        """The script goes on outside of any block, and not only to the next batch."""
+        if self._worlds.groups.is_queued and self._worlds.can_change and self._is_replicated:
+            self._between.begin()
+            self._buffers.keep_here()
+            self._memory.begin_block()
+
+    def _end_between(self) -> None:
+        """What collectives outside of any block have made of the state counts only if no member was lost meanwhile."""
+        if not self._between.is_open:
+            return
+        try:
+            if self._fence.has_left_more():
+                self._worlds.hold(also_begun=True)
+                self._between.look()
+            if not self._buffers.is_unsure:
+                self._buffers.forget()
+        except WorldLostError:
+            self._memory.take_back_followers()
+            self._buffers.take_back()
+            if not self._between.take_back():
+                self._memory.note_torn()
+        self._between.forget()
+        self._memory.end_block()
 
     def _begin_apply(self, optimizer: torch.optim.Optimizer, given: tuple[Any, ...], more: Mapping[str, Any]) -> None:
         """`given` and `more` are the arguments of its `step`, the optimizer itself included."""
@@ -607,6 +644,9 @@ class Session:
         if _has_closure(given, more):
             self._look_at_passes()
         self._memory.note_applied(optimizer)
+        if self._fence.has_trail and self._fence.is_open and self._memory.is_applied:
+            self._trail.begin()
+            self._buffers.keep_here()
 
     def _guard(self, scaler: torch.amp.GradScaler) -> None:
         """Note which optimizers a scaler skips, and ask the fence before it learns from the gradients of a step."""
@@ -630,17 +670,22 @@ class Session:
         """The world was lost during a step: roll the step back."""
         logger.warning("Step %d: the world broke (%s).", self.committed + 1, cause)
         self._worlds.break_off(cause)
-        was_skipped = self._fence.is_skipped
+        was_skipped, was_trailed = self._fence.is_skipped, self._fence.is_trailed() and self._memory.is_applied
         self._fence.close()
         completion.steps.drop()
         was_ready, self._ready = self._ready, False
         before = self.committed
-        self._memory.take_back(self.generation, self.ends_step, was_ready, was_skipped)
+        if was_trailed and self._is_replicated:
+            is_known = self._fence.has_trail and self._trail.is_open  # or nobody has looked what it was before
+            if not (self._trail.take_back() and is_known):
+                self._memory.note_torn()
+        self._trail.forget()
+        self._memory.take_back(self.generation, self.ends_step, was_ready, was_skipped, was_trailed)
         if self.committed > before:
             self._early.forget()
         elif not self._early.take_back():
             self._memory.note_torn()
-        if self.committed > before and not self._buffers.is_unsure:
+        if self.committed > before and not self._buffers.is_unsure and not was_trailed:
             self._buffers.forget()
         self._buffers.take_back()
 
@@ -657,8 +702,9 @@ class Session:
 
         def count() -> Seen:
             """A value counts from when it is waited for, which may be long after its collective was begun."""
-            entered = groups.count_collectives()
-            return Seen(None if entered is None else entered + graphs.count(), waits.count(), count_messages())
+            (entered, queued), replayed = count_by_kind(), graphs.count()
+            entered = None if entered is None else entered + replayed
+            return Seen(entered, waits.count(), count_messages(), queued + replayed)
 
         fence = Fence(
             self._worlds.hold, count, self._meet, groups.is_queued, lambda: self._worlds.hold(also_begun=True)

@@ -27,6 +27,7 @@ class StepBuffers:
         self._modes: list[bool] | None = None  # whether each of them trained as the step or the block began
         self._has_gradients = True  # whether passes were recorded: an interrupt may come between `no_grad` and its end
         self.is_unsure = False  # a pass has followed of which nobody knows yet whether it was right
+        self._is_kept_here = False
 
     def keep(self) -> None:
         """A step begins, with its first micro-batch or with a later one."""
@@ -37,6 +38,7 @@ class StepBuffers:
 
     def begin_block(self) -> None:
         """One between two steps. All that was done so far is right."""
+        self._is_kept_here = False
         self.keep_again()
         self._note_modes()
 
@@ -47,14 +49,21 @@ class StepBuffers:
     def keep_again(self) -> None:
         """Passes of the model may follow that are no part of a step. All that was done so far is right."""
         if not self.is_unsure:
-            self._copy()
+            if not self._is_kept_here:
+                self._copy()
             self.is_unsure = bool(self._before)
         if not self.is_unsure:
             self._before = None  # the next step looks again
 
+    def keep_here(self) -> None:
+        """All that was done so far is right, also by a step that is applied. What follows may not be."""
+        if not self.is_unsure:
+            self._copy()
+            self._is_kept_here = True
+
     def forget(self) -> None:
         """The step is applied, or the pass was right."""
-        self._before, self._modes, self.is_unsure = None, None, False
+        self._before, self._modes, self.is_unsure, self._is_kept_here = None, None, False, False
 
     def take_back(self) -> None:
         if self._before is not None:

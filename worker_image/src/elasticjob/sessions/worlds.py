@@ -132,7 +132,7 @@ class Worlds:
         self.groups.leave(broken=True)  # what the script does while it exits reaches no other rank
         raise SystemExit(1)
 
-    def _begin_again(self, reason: str) -> NoReturn:
+    def begin_again(self, reason: str) -> NoReturn:
         """Exit: the agent starts this process again, and nobody is blamed for it."""
         logger.warning("%s.", reason[0].upper() + reason[1:])
         if self._client is not None:
@@ -288,7 +288,7 @@ class Worlds:
             self.break_off(describe_loss(error))
         if not self._memory.model_state.keep(self._memory.committed, self.state.generation):
             lost = f"the world broke ({self.state.error}), and a lost rank takes its shards with it"
-            self._begin_again(f"{lost}: going back to the last checkpoint")
+            self.begin_again(f"{lost}: going back to the last checkpoint")
 
     def _await_call(self) -> Place:
         assert self._client is not None
@@ -318,9 +318,9 @@ class Worlds:
             self.groups.connect(self.is_lost)
             self.hold()
         except StateLostError as lost:
-            self._begin_again(f"{lost}: going back to the last checkpoint")
+            self.begin_again(f"{lost}: going back to the last checkpoint")
         except LeftBehindError as behind:
-            self._begin_again(f"{behind}: beginning again, with their state")
+            self.begin_again(f"{behind}: beginning again, with their state")
         except Exception as error:
             if not self.is_failure(error):
                 raise

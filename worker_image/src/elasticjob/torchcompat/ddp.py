@@ -42,10 +42,15 @@ def release(model: DistributedDataParallel) -> None:
         one.remove()
 
 
+def is_known_hook_state(state: Any) -> bool:
+    """Whether it is PowerSGD's, which remembers earlier steps, and the random numbers that it has drawn."""
+    kind = getattr(sys.modules.get(_POWER), "PowerSGDState", None)  # a script that has a state has imported it
+    return kind is not None and isinstance(state, kind)
+
+
 def renew_hook_state(state: Any) -> None:
     """Let PowerSGD begin anew: its state has errors and matrices of each bucket, and the next DDP has other buckets."""
-    kind = getattr(sys.modules.get(_POWER), "PowerSGDState", None)  # a script that has a state has imported it
-    if kind is not None and isinstance(state, kind):
+    if is_known_hook_state(state):
         state.iter = 0  # it compresses nothing until DDP has made its buckets
         for of_buckets in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             of_buckets.clear()

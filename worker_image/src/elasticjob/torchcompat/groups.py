@@ -247,22 +247,25 @@ def creations_in(context: Callable[[], contextlib.AbstractContextManager[None]])
 
 def count_queued() -> int:
     """The collectives that this process has entered in groups whose collectives are none of gloo's. Never raises."""
-    total = 0
-    for group in find_groups():
-        with contextlib.suppress(Exception):
-            total += 0 if is_gloo(group) else _count_entered(group)
-    return total
+    return count_by_kind()[1]
 
 
 def count_collectives() -> int | None:
     """The collectives that this process has entered, in all groups; None where torch does not tell. Never raises."""
+    return count_by_kind()[0]
+
+
+def count_by_kind() -> tuple[int | None, int]:
+    """The same, and those of them in groups whose collectives are none of gloo's."""
     if probe.find(_ENTERED) is None:
-        return None
-    total = None
+        return None, 0
+    total, queued = None, 0
     for group in find_groups():
         with contextlib.suppress(Exception):  # some backends do not count; a group may be destroyed meanwhile
-            total = (total or 0) + _count_entered(group)
-    return total
+            entered = _count_entered(group)
+            total = (total or 0) + entered
+            queued += 0 if is_gloo(group) else entered
+    return total, queued
 
 
 def _count_entered(group: Any) -> int:
