@@ -131,6 +131,14 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
     ),
     "late-functional": ("the same with a functional collective", _seconds("secondsUntilNextStep")),
     "late-stream": ("the same in a stream of the script's own", _seconds("secondsUntilNextStep")),
+    "trail": (
+        "behind the optimizers rank 0 sends a buffer, and a scheduler follows a reduced value; kills: to 1e-9",
+        _seconds("secondsUntilNextStep"),
+    ),
+    "power": (
+        "gradients compressed by PowerSGD, in a hook of DDP's; kills: the same bits on all ranks",
+        _seconds("secondsUntilNextStep"),
+    ),
     "capturable": (
         "Adam whose numbers are on the device (capturable, a rate in a tensor), in its own stream; kills: to 1e-7",
         _seconds("secondsUntilNextStep"),
@@ -201,6 +209,8 @@ SESSIONS = (
     "late-graph",
     "late-functional",
     "late-stream",
+    "trail",
+    "power",
     "capturable",
     "growth",
     "join-source-dies",

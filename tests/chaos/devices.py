@@ -21,7 +21,16 @@ from chaos.trials import Report
 from worker.fake_agent import FakeAgent
 from worker.gang_helper import PROGRAMS
 
-KINDS = ("plain", "accumulate", "scaler", "two", "virtual", "groups", "hsdp", "copies", "gan", "closure", "stranger")
+KINDS = (
+    *("plain", "accumulate", "scaler", "two", "virtual", "groups", "hsdp", "copies", "gan", "closure", "stranger"),
+    *("late", "trail", "comm hook"),
+)
+# How such scripts do it, see `device_program`; and whose steps they make, if others make the same.
+WAYS = {
+    "late": ("async", "functional", "stream", "graph"),
+    "trail": ("buffers", "rate", "log"),
+}
+ALIKE = {"late": "two", "comm hook": "plain"}
 LAST = 30  # steps; an epoch has 20
 
 
@@ -33,6 +42,12 @@ class Story:
     joins_after: int | None  # step
     tell_after: float
     tell_apart: float  # see `FakeAgent`
+    how: str = ""
+
+    @property
+    def script(self) -> dict[str, str]:
+        """The variables of its script."""
+        return {"KIND": self.kind, "HOW": self.how, "WHERE": "step", "LAST": str(LAST)}
 
 
 def plan(seed: int) -> Story:
@@ -55,7 +70,8 @@ def plan(seed: int) -> Story:
         at = chance.randrange(8) if point == "entering" else step
         kills.append(f"{at}:{chance.randrange(members)}:{generation}:{point}")
         step += chance.randrange(2, 6)
-    return Story(kind, size, tuple(kills), joins, chance.choice((0.05, 0.2, 0.5)), chance.choice((0.0, 0.3, -0.3)))
+    after, apart = chance.choice((0.05, 0.2, 0.5)), chance.choice((0.0, 0.3, -0.3))
+    return Story(kind, size, tuple(kills), joins, after, apart, chance.choice(WAYS.get(kind, ("",))))
 
 
 def check(rows: Sequence[Mapping[str, Any]], right: Mapping[int, float], exactly: bool) -> list[str]:
@@ -71,26 +87,28 @@ def check(rows: Sequence[Mapping[str, Any]], right: Mapping[int, float], exactly
 
 
 class References:
-    """The undisturbed norms, by kind."""
+    """The undisturbed norms, by kind of script."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, dict[int, float]] = {}
+        self._known: dict[tuple[str, str], dict[int, float]] = {}
 
-    def find(self, kind: str) -> dict[int, float]:
-        if kind not in self._known:
-            folder = self._folder / f"reference-{kind}"
-            with FakeAgent(PROGRAMS / "device_program.py", folder, LAST=str(LAST), KIND=kind, BACKEND="gloo") as agent:
+    def find(self, story: Story) -> dict[int, float]:
+        kind = ALIKE.get(story.kind, story.kind)
+        how = "" if kind != story.kind else story.how
+        if (kind, how) not in self._known:
+            folder, script = self._folder / f"reference-{kind}-{how}", story.script | {"KIND": kind, "HOW": how}
+            with FakeAgent(PROGRAMS / "device_program.py", folder, **script, BACKEND="gloo") as agent:
                 agent.start(2)
                 agent.run()
-            self._known[kind] = {row["step"]: row["norm"] for row in agent.rows}
-        return self._known[kind]
+            self._known[kind, how] = {row["step"]: row["norm"] for row in agent.rows}
+        return self._known[kind, how]
 
 
 def run_trial(seed: int, folder: Path, references: References) -> list[str]:
     """The violations of one story."""
     story = plan(seed)
-    variables = {"KIND": story.kind, "LAST": str(LAST), "KILL": ",".join(story.kills), "FAKE_NCCL": f"draw={seed}"}
+    variables = story.script | {"KILL": ",".join(story.kills), "FAKE_NCCL": f"draw={seed}"}
     agent = FakeAgent(PROGRAMS / "device_program.py", folder / f"device-{seed}", **variables, DEVICE="1")
     agent.tell_after, agent.tell_apart = story.tell_after, story.tell_apart
     try:
@@ -104,7 +122,7 @@ def run_trial(seed: int, folder: Path, references: References) -> list[str]:
             agent.run()
     except Exception:
         return [f"seed {seed}, {story}: {traceback.format_exc()}"]
-    wrong = check(agent.rows, references.find(story.kind), story.kind == "virtual")
+    wrong = check(agent.rows, references.find(story), story.kind == "virtual")
     if set(agent.ended) - {0, -9}:
         wrong.append(f"the ranks ended with {agent.ended}")
     return [f"seed {seed}, {story}: {one}" for one in wrong[:5]]

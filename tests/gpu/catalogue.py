@@ -17,6 +17,8 @@ class Check:
 CHECKS: dict[str, Check] = {
     "facts": Check("gpu.machine:facts", 45),
     # No device has seen these yet, or not to their end.
+    "trail": Check("gpu.sessions:trail", 60),
+    "power": Check("gpu.sessions:power", 60),
     "late-graph": Check("gpu.sessions:graph", 60),
     "late-functional": Check("gpu.sessions:functional", 60),
     "late-stream": Check("gpu.sessions:stream", 60),

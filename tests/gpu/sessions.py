@@ -133,6 +133,35 @@ def graph(check: Report, folder: Path) -> None:
     _late(check, folder, "graph")
 
 
+def trail(check: Report, folder: Path) -> None:
+    """Ranks are lost while others send what follows the optimizers: a buffer, and a value that a scheduler follows."""
+    with rig.gang(folder, "habits.py", {"kind": "trail", "width": 256}) as world:
+        world.start(3)
+        _lose_some(check, world, ("optimizer", "backward", "optimizer"))
+        _judge(check, world)
+        states = world.find("world")
+    wrong = [row for row in states if row["kept"] != 1.0 or row["best"] not in (0.0, 1.0)]
+    check.measure(worlds=len(states), wrongStates=len(wrong))
+    check.expect(not wrong, "what followed the optimizers of a lost world is no part of the next one", wrong[:2])
+
+
+def power(check: Report, folder: Path) -> None:
+    """PowerSGD, with a new state in each world. It changes what a step does: ranks are compared with each other."""
+    with rig.gang(folder, "habits.py", {"kind": "power", "width": 256}) as world:
+        world.start(3)
+        _lose_some(check, world, ("backward", "forward"))
+        world.end()
+        rows = world.rows()
+    steps = [row for row in rows if row["event"] == "step"]
+    uneven = sorted({row["step"] for row in steps for one in steps if _differ(row, one)})
+    most = max(row["norm"] for row in steps)
+    check.measure(steps=len(steps), unevenSteps=len(uneven), largestNorm=round(most, 3))
+    check.expect(not uneven, "all ranks have the same bits after each step", uneven[:3])
+    check.expect(most < 100, "and no step has applied what was not reduced", most)
+    others = find_other_states(rows)
+    check.expect(not others, "every world begins with the bits of its last committed step", others[:3])
+
+
 def capturable(check: Report, folder: Path) -> None:
     """An optimizer whose numbers are all on the device, in a stream of its own; the result of one undisturbed process,
     to 1e-7: Adam divides by what is small.

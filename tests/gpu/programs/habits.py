@@ -4,6 +4,8 @@
 was only begun, by a functional one, in a stream of the script's own, or by a CUDA graph that is replayed.
 `capturable`: an optimizer that counts its steps on the device, in a stream of its own, with the rate in a tensor, and a
 GradScaler; its metrics are copied to the host beside it.
+`trail`: behind the optimizers, rank 0 sends a buffer, and a scheduler follows a value that is reduced.
+`power`: DDP compresses the gradients by PowerSGD, whose state remembers what it has left out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import elasticjob
 from gpu.programs import train, training
@@ -38,6 +41,10 @@ class Script:
         self.factor = torch.ones(1, dtype=torch.float64, device=device)
         self.side = None if DRY else torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.graph: Any = None
+        self.follower: Any = None
+        if KIND == "trail":
+            layers[0].register_buffer("kept", torch.ones(1, dtype=torch.float64, device=device))
+            self.follower = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizers[0], mode="max", patience=10**6)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
         self.metric = torch.zeros(1, dtype=torch.float64, pin_memory=not DRY)
 
@@ -50,6 +57,14 @@ class Script:
 
     def enter(self, run: elasticjob.Session) -> None:
         """A world begins: its graph has its communicators."""
+        _, _, bits = (one.item() for one in training.describe(self.model))
+        row = {"generation": run.generation, "rank": run.rank, "step": run.committed, "bits": bits}
+        if self.follower is not None:
+            row |= {"kept": self.model[0].kept.item(), "best": max(self.follower.best, 0.0)}
+        train.say("world", **row)
+        if KIND == "power":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+            run.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         if KIND != "graph" or run.world_size == 1 or (DRY and FAKE is None):
             return
         self.graph = torch.cuda.CUDAGraph()
@@ -97,6 +112,9 @@ class Script:
         if KIND == "capturable":
             self.apply_aside(loss)
             return
+        if KIND in ("trail", "power"):
+            self.apply_and_follow(run)
+            return
         get = self.begin() if run.world_size > 1 else lambda: self.factor.fill_(1.0)
         self.optimizers[0].step()
         train.pass_point("optimizer")
@@ -104,6 +122,20 @@ class Script:
         for one in self.model[-1].parameters():
             one.grad.mul_(factor)
         self.optimizers[1].step()
+
+    def apply_and_follow(self, run: elasticjob.Session) -> None:
+        """What follows the optimizers has the same value in each step."""
+        self.optimizers[0].step()
+        self.optimizers[1].step()
+        train.pass_point("optimizer")
+        if KIND == "power" or run.world_size == 1:
+            return
+        dist.broadcast(self.model[0].kept, src=0)
+        value = torch.ones(1, dtype=torch.float64, device=device)
+        dist.all_reduce(value)
+        if FAKE is not None:
+            FAKE.synchronize()
+        self.follower.step(value.item() / run.world_size)
 
     def apply_aside(self, loss: torch.Tensor) -> None:
         """What reads the metric does so when the step is committed."""
@@ -126,6 +158,7 @@ def main() -> None:
     script = Script()
     model, optimizers = script.model, script.optimizers
     more: dict[str, Any] = {"scaler": script.scaler} if KIND == "capturable" else {"second": optimizers[1]}
+    more |= {"follower": script.follower} if KIND == "trail" else {}
     sampler = training.make_sampler()
     run = elasticjob.Session(
         model=model,
