@@ -28,7 +28,7 @@ KINDS = (
 # How such scripts do it, see `device_program`; and whose steps they make, if others make the same.
 WAYS = {
     "late": ("async", "functional", "stream", "graph"),
-    "trail": ("buffers", "rate", "log"),
+    "trail": ("buffers", "log"),  # a scheduler that follows a "rate" has one value less after a loss there
 }
 ALIKE = {"late": "two", "comm hook": "plain"}
 LAST = 30  # steps; an epoch has 20
