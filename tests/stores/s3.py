@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from serving import BUCKET, KEYS, Server, read_policy, serve
+from serving import BUCKET, KEYS, Server, read_policy, serve  # type: ignore[import-not-found]
 
 from elasticjob.archive import commands, reading
 from elasticjob.archive.layout import ALONE, Object, locate
