@@ -266,6 +266,38 @@ def test_a_session_goes_on_with_new_code_from_what_it_has_saved(cluster: Cluster
     assert len(project.starts(0)) == 2
 
 
+def test_a_kubelet_that_brings_it_late_stops_nobody(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
+    """Kubelets look at their volumes about once a minute, each in its own time. Until all members have the revision, the
+    world trains on with the one before, also where a rank fails meanwhile."""
+    project = Project(cluster, jobs, tmp_path, "late")
+    project.write(train=EACH_STEP, version="NUMBER = 1\n")
+    project.submit()
+    members = jobs.await_world("late", 2, timeout=120)["rendezvous"]["members"]
+    wait_for(lambda: project.step() > 5, "it trains", timeout=120)
+    pods, slow = project.uids(), members[1]
+    cluster.stop_agent(slow["node"])  # its pods go on, and nothing new comes to them
+    try:
+        project.write(version="NUMBER = 2\n")
+        assert project.update() == 0
+        awaited = re.compile(
+            r"revision 1 waits for late-worker-\d( and 1 more)?: kubelets bring it within about two min"
+        )
+        wait_for(lambda: awaited.match(jobs.condition("late", "CodeUpdated").get("message", "")), "it is told")
+        step = project.step()
+        wait_for(lambda: project.step() > step + 30, "it trains meanwhile", timeout=120)
+        assert {revision for _, revision, *_ in steps_of(project)} == {0}
+        generation = jobs.status("late")["rendezvous"]["generation"]
+        os.kill(int((project.output / "pid-1").read_text()), signal.SIGKILL)
+        after = jobs.await_world("late", 2, above=generation, timeout=120)["rendezvous"]["generation"]
+        wait_for(functools.partial(has_come_to, project, after), "it trains with what all have", timeout=120)
+        assert {revision for _, revision, *_ in steps_of(project)} == {0}
+    finally:
+        cluster.start_node(slow["node"])
+    project.in_force(1)
+    assert project.uids() == pods
+    wait_for(lambda: steps_of(project)[-1][1] == 1, "it makes steps with the new code", timeout=60)
+
+
 @pytest.fixture
 def load(request: pytest.FixtureRequest) -> Iterator[None]:
     """As many busy processes as the machine has processors, if the test asks for it."""
@@ -317,6 +349,10 @@ def test_no_step_is_lost_where_updates_and_kills_follow_each_other(
             assert (following, later) == (step + 1, generation), "a world makes one step after the other"
     assert {revision for _, revision, _, _ in found} == {*range(updates + 1)}
     assert sum(kind == "start" for *_, kind in found) == 1 + updates + kills
+    pauses: dict[str, list[float]] = {}
+    for world in jobs.status("often")["timeline"][1:]:
+        pauses.setdefault(world["cause"], []).append(world.get("lostSeconds"))
+    print(f"measured pauses in seconds, by what caused the world: {pauses}")
 
 
 def steps_of(project: Project) -> list[tuple[int, int, int, str]]:
