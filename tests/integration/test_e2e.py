@@ -22,6 +22,7 @@ import yaml
 from chart_fixture import CHART, ROOT
 from elasticjob_devcluster import Cluster, KubeError, NodeSpec
 from elasticjob_devcluster.containerd import tools
+from elasticjob_operator.cli.root import run
 from integration.e2e_platform import (
     JOBS,
     PATIENCE,
@@ -221,6 +222,51 @@ def test_the_example_learns_in_the_worker_image_while_it_is_scaled(platform: Pla
 
     platform.wait(ended, "the example ends", "digits", seconds=600)
     assert platform.conditions("digits").get("Complete") == "True", platform.explain("digits")
+
+
+STEPS_FOR_EVER = """
+import time
+
+import elasticjob
+import version
+
+with elasticjob.init("gloo") as world:
+    print("runs", version.TEXT, flush=True)
+    step = 0
+    while True:
+        step += 1
+        elasticjob.report(step=step)
+        world.barrier()
+        time.sleep(0.1)
+"""
+
+
+def test_kubelets_bring_new_code_to_pods_that_run(platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STEPS_FOR_EVER)
+    target = ["-n", "default", "--kubeconfig", str(platform.cluster.kubeconfig)]
+    size = ["--replicas", "2", "--min", "2", "--max", "2"]
+
+    def in_force(number: int) -> bool:
+        code = platform.status("hot").get("code") or {}
+        return code.get("revision") == number and bool(code.get("proven"))
+
+    (tmp_path / "version.py").write_text("TEXT = 'revision 0'\n")
+    assert run(["submit", str(tmp_path), "--name", "hot", "--image", images.reference("worker"), *size, *target]) == 0
+    platform.wait(lambda: bool((platform.status("hot").get("progress") or {}).get("step")), "it trains", "hot")
+    pods = {pod["metadata"]["uid"] for pod in platform.pods("hot")}
+    seconds = []
+    for number in (1, 2, 3):
+        (tmp_path / "version.py").write_text(f"TEXT = 'revision {number}'\n")
+        began = time.monotonic()
+        assert run(["update", "hot", "--code", str(tmp_path), *target]) == 0
+        platform.wait(lambda n=number: in_force(n), f"revision {number} is in force", "hot")  # type: ignore[misc]
+        seconds.append(round(time.monotonic() - began, 1))
+        logs = [platform.cluster.logs("default", pod["metadata"]["name"]) for pod in platform.pods("hot")]
+        assert all(f"runs revision {number}" in log for log in logs)
+    assert {pod["metadata"]["uid"] for pod in platform.pods("hot")} == pods
+    print(f"measured seconds until an update was in force: {seconds}")
+    platform.cluster.kube.request("DELETE", f"{JOBS}/hot")
+    platform.wait(lambda: not platform.pods("hot"), "its pods are gone", "hot")
 
 
 def test_metrics_are_served(platform: Platform) -> None:

@@ -267,8 +267,8 @@ def test_a_session_goes_on_with_new_code_from_what_it_has_saved(cluster: Cluster
 
 
 def test_a_kubelet_that_brings_it_late_stops_nobody(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
-    """Kubelets look at their volumes about once a minute, each in its own time. Until all members have the revision, the
-    world trains on with the one before, also where a rank fails meanwhile."""
+    """Kubelets look at their volumes about once a minute, each in its own time. Until all members have the revision,
+    the world trains on with the one before, also where a rank fails meanwhile."""
     project = Project(cluster, jobs, tmp_path, "late")
     project.write(train=EACH_STEP, version="NUMBER = 1\n")
     project.submit()
