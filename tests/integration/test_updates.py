@@ -42,6 +42,9 @@ with elasticjob.init("gloo") as world:
     with (directory / "starts").open("a") as file:
         said = [step, pod, revision, version.TEXT, os.environ.get("COLOUR", "-"), "+".join(sys.argv[2:]) or "-"]
         print(*said, Path.cwd() == Path(__file__).parent, file=file)
+    beside = Path(f"/proc/{os.getppid()}/task").glob("*/children")  # of the agent, of whose children one is the standby
+    with (directory / f"beside-{pod}").open("a") as file:
+        print(*{word for found in beside for word in found.read_text().split()} - {str(os.getpid())}, file=file)
     while True:
         step += 1
         elasticjob.report(step=step)
@@ -216,6 +219,9 @@ def test_a_job_goes_on_with_new_code_in_the_same_pods(
     project.in_force(3)
     assert {line[3] for line in project.starts(3)} == {"three"}
     assert project.uids() == pods
+    for beside in project.output.glob("beside-*"):
+        starts = [set(line.split()) for line in beside.read_text().splitlines()]
+        assert len(starts) == 4 and set.intersection(*starts), "all were forked by the same standby"
 
     # One that fails at its start.
     project.write(version="raise ValueError('a mistake')\n")
