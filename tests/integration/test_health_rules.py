@@ -65,8 +65,7 @@ def test_the_pod_of_the_rank_that_shows_it_is_replaced(jobs: Jobs, tmp_path: Pat
     assert victim["node"] not in {member["node"] for member in after["rendezvous"]["members"]}
     one = incident(jobs, "rank", "BadRank")
     assert (one["rank"], one["pod"], one["node"]) == (1, victim["pod"], victim["node"])
-    assert after["restarts"]["total"] == 0
-    assert [(fault["node"], fault["count"]) for fault in after["nodeFaults"]] == [(victim["node"], 1)]
+    assert after["restarts"]["total"] == 0 and not after.get("nodeFaults")
     wait_for(lambda: victim["uid"] not in {p["metadata"]["uid"] for p in jobs.pods("rank")}, "its pod is gone")
 
 

@@ -152,7 +152,7 @@ def test_the_pod_that_showed_it_is_replaced_on_another_node() -> None:
     training.tick(60)
     assert {member.node for member in training.status.rendezvous.members} == {"node0", "node2", "node3"}
     assert ("digits-worker-1", "rule", False) in training.removed
-    assert [(one.node, one.count) for one in training.status.node_faults] == [("node1", 1)]
+    assert training.status.node_faults == [], "no job of others hears of it"
     assert (training.status.restarts.total, training.incident.acted, training.incident.count) == (0, 1, 1)
 
 
@@ -246,7 +246,7 @@ def test_a_pod_whose_output_has_what_is_looked_for_is_replaced_once() -> None:
         1,
         "rank 1 (digits-worker-1 on node1): wrote 'ECC error' at step 40",
     )
-    assert [(one.node, one.count) for one in cluster.status.node_faults] == [("node1", 1)]
+    assert cluster.status.node_faults == []
 
 
 def test_pods_that_do_not_look_for_the_expressions_are_named() -> None:
