@@ -84,7 +84,6 @@ class Finding:
     pod: str = ""
     uid: str = ""
     node: str = ""
-    is_alone: bool = True  # no other pod shows it
 
     @property
     def where(self) -> str:
@@ -295,9 +294,7 @@ def find_sick(known: RuleMemory | None, now: float) -> Finding | None:
     at = "" if first.step is None else f" at step {first.step}"
     more = f", and {others} more" if others else ""
     message = f"rank {first.rank} ({where}): {bad.text}{at}{more}"
-    return Finding(
-        known.rule, message, first.step, bad.good, first.rank, first.pod, first.uid, first.node, is_alone=not others
-    )
+    return Finding(known.rule, message, first.step, bad.good, first.rank, first.pod, first.uid, first.node)
 
 
 def _is_long(bad: Bad, rule: api.HealthRule) -> bool:

@@ -1,9 +1,8 @@
 """Incidents: what the rules of a job have found, as the status keeps it, and what is done about it. Pure.
 
 An incident is opened once for each world in which a rule's `when` holds. What is to be done is in the status before it
-is done, so another operator goes on with it. Nothing here counts against the restart budget. Where a rule replaces the
-only pod that shows it, its author says that the place is to blame: that is one fault of the node, like others that the
-jobs of a namespace hold against it.
+is done, so another operator goes on with it. Nothing here counts against a node or the restart budget: what a rule does
+concerns this job alone, and of what is wrong on all ranks one is heard of first, or the only one that reports.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Final
 from elasticjob_operator import api
 from elasticjob_operator.failures import health_watch
 from elasticjob_operator.failures.health_watch import Finding, Memory
-from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.text import clean
@@ -37,7 +35,7 @@ def update(
     found = health_watch.find(spec, status, memory, now)
     before = {one.rule: one for one in status.incidents}
     incidents: list[api.IncidentStatus] = []
-    ordered, faults = status.restarts.ordered, status.node_faults
+    ordered = status.restarts.ordered
     for rule in health_watch.rules_of(spec):
         known, finding = before.get(rule.name), found.get(rule.name)
         after = _note_best(known, memory.get(rule.name), rule)
@@ -48,14 +46,12 @@ def update(
             after = _open(after, finding, status, now, _find_device(finding, status.rendezvous, agents))
             if after.last_action in api.RESTARTS:
                 ordered = order(rule, finding, status)
-            if after.last_action == api.HealthAction.REPLACE and finding.node and finding.is_alone:
-                faults = faulty_nodes.note(faults, finding.node, now)
         if after is not None:
             incidents.append(after)
     if incidents == status.incidents and ordered == status.restarts.ordered:
         return status
     restarts = status.restarts if ordered == status.restarts.ordered else revise(status.restarts, ordered=ordered)
-    return revise(status, incidents=incidents, restarts=restarts, node_faults=faults)
+    return revise(status, incidents=incidents, restarts=restarts)
 
 
 def _find_device(finding: Finding, world: api.RendezvousStatus, agents: Mapping[str, Agent]) -> str:
