@@ -2,11 +2,13 @@
 
 Whatever is wrong with it is one error: PyYAML raises those of Python for a number of 5,000 digits, or `!!bool x`. It
 copies what is merged (`<<`) as often as it is named, also where all of it is the same. And of its values, those come
-out that JSON has, as in Kubernetes: what looks like a date is a text.
+out that JSON has, as in Kubernetes: what looks like a date or a time is a text, and `1e3` is a number.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any, Final
 
 import yaml
@@ -21,6 +23,14 @@ _STANDARD: Final = "tag:yaml.org,2002:"
 _MERGE: Final = f"{_STANDARD}merge"
 _COMPUTED: Final = (f"{_STANDARD}int", f"{_STANDARD}float")
 _KNOWN: Final = (*_COMPUTED, *(f"{_STANDARD}{name}" for name in ("null", "bool", "str", "seq", "map")))
+# Without numbers to the base of 60, and with exponents as they are in JSON.
+_FORMS: Final = {
+    f"{_STANDARD}int": re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$"),
+    f"{_STANDARD}float": re.compile(
+        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
+        r"|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"
+    ),
+}
 _TEXTS: Final = (f"{_STANDARD}timestamp", f"{_STANDARD}value")  # what looks like a date, and `=`
 _REMEDY: Final = "after expanding aliases (*name): remove what is not needed, or split the file"
 _TOO_MANY: Final = f"has more than {MOST_VALUES} values {_REMEDY}"
@@ -32,7 +42,7 @@ class DocumentError(ValueError):
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
-        first: [(tag, form) for tag, form in found if tag not in _TEXTS]
+        first: [(tag, _FORMS.get(tag, form)) for tag, form in found if tag not in _TEXTS]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     _merged = 0  # pairs, in all mappings
@@ -44,7 +54,10 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode) and node.tag in _COMPUTED and len(node.value) > numerals.LONGEST:
             raise ConstructorError(None, None, f"a number of {len(node.value)} characters", node.start_mark)
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError("JSON has neither infinity nor NaN")
+            return value
         except DocumentError:
             raise
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:  # of a scalar

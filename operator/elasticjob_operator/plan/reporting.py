@@ -191,13 +191,18 @@ def describe_cost(progress: api.ProgressStatus | None) -> str:
     if progress is None or progress.step is None:
         return ""
     step = progress.step
-    saved = max((at for one in progress.checkpoints if (at := parse_time(one.time)) is not None), default=None)
+    # Of copies and of an archive, the time is that at which they were finished, and not that of their state.
+    own = [one for one in progress.checkpoints if one.tier in (api.Tier.FILE, api.Tier.MEMORY)]
+    saved = max((at for one in own if (at := parse_time(one.time)) is not None), default=None)
     if saved is None:
         return f"; the last step that was reported is {step}"
     reports = [] if progress.history is None else progress.history.reports
     made = [one.step for one in reports if one.step <= step and (parse_time(one.time) or math.inf) <= saved]
-    most = step - max(made, default=0)
-    return f"; at most {most} steps are made again: the last finished checkpoint is of {format_time(saved)}"
+    lost = step - max(made, default=0)
+    return (
+        f"; of the steps until the last report, about {lost} are made again: the last finished checkpoint is of"
+        f" {format_time(saved)}"
+    )
 
 
 def diagnose(failure: Failure, others: Iterable[Failure], generation: int, now: float) -> api.DiagnosisStatus | None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from controller import client_fixture as given
 from elasticjob_operator.cli.root import run
 from elasticjob_operator.client import Client
+from elasticjob_operator.client.documents import DocumentError, load_documents
 
 LAUGHS = """
 apiVersion: kubeflow.org/v1
@@ -66,7 +67,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(
     ("value", "told"),
     [
         pytest.param("9" * 5000, "a number of 5000 characters", id="digits"),
-        pytest.param("1" + ":0" * 3000, "a number of 6001 characters", id="sixties"),
+        pytest.param("!!int 1" + ":0" * 3000, "a number of 6001 characters", id="sixties"),
         pytest.param("!!int x", "no int (invalid literal", id="no int"),
         pytest.param("!!int ''", "no int (", id="no digit"),
         pytest.param("!!bool x", "no bool (", id="no bool"),
@@ -95,6 +96,24 @@ def test_what_looks_like_a_date_is_a_text(tmp_path: Path, capsys: pytest.Capture
     path.write_text(yaml.safe_dump(manifest).replace("DAY", day))
     assert run(["submit", "-f", str(path), "--dry-run", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["metadata"]["annotations"] == {"day": day}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12:30:45", "12:30:45"), ("1:2", "1:2"), ("1e3", 1000.0), ("-.5", -0.5), ("1.", 1.0), ("0x1F", 31), ("010", 8),
+        ("-5", -5), ("0", 0), ("1.2.3", "1.2.3"), ("1_000", 1000),
+    ],
+)  # fmt: skip
+def test_numbers_are_what_kubernetes_takes_for_numbers(text: str, value: object) -> None:
+    (found,) = load_documents(f"a: {text}")
+    assert (found["a"], type(found["a"])) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e999"])
+def test_a_number_that_json_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(DocumentError, match="JSON has neither infinity nor NaN"):
+        load_documents(f"a: {text}")
 
 
 def test_a_text_within_a_file_has_the_bounds_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,7 +252,10 @@ REPORTS = [api.ReportStatus(time=format_time(NOW + 10 * index), step=100 * index
 def made_progress(step: int | None, *saved: float, reports: list[api.ReportStatus] = REPORTS) -> api.ProgressStatus:
     return api.ProgressStatus(
         step=step,
-        checkpoints=[api.SavedStatus(tier=api.Tier.FILE, time=format_time(NOW + after)) for after in saved],
+        checkpoints=[
+            *(api.SavedStatus(tier=api.Tier.FILE, time=format_time(NOW + after)) for after in saved),
+            api.SavedStatus(tier=api.Tier.ARCHIVE, time=format_time(NOW + 40)),  # when it was finished
+        ],
         history=api.ReportHistory(reports=reports),
     )
 
@@ -263,9 +266,21 @@ def made_progress(step: int | None, *saved: float, reports: list[api.ReportStatu
         pytest.param(None, "", id="nothing is reported"),
         pytest.param(made_progress(None, 20.0), "", id="no step is reported"),
         pytest.param(made_progress(450), "; the last step that was reported is 450", id="no save is known"),
-        pytest.param(made_progress(450, 5.0, 25.0), "; at most 250 steps are made again", id="the newest save"),
-        pytest.param(made_progress(450, 25.0, reports=[]), "; at most 450 steps", id="no report is kept"),
-        pytest.param(made_progress(150, 35.0), "; at most 50 steps", id="training has gone back since"),
+        pytest.param(
+            made_progress(450, 5.0, 25.0),
+            "; of the steps until the last report, about 250 are made again",
+            id="the newest save",
+        ),
+        pytest.param(
+            made_progress(450, 25.0, reports=[]),
+            "; of the steps until the last report, about 450",
+            id="no report is kept",
+        ),
+        pytest.param(
+            made_progress(150, 35.0),
+            "; of the steps until the last report, about 50 are",
+            id="training has gone back since",
+        ),
     ],
 )
 def test_what_a_save_that_failed_costs(progress: api.ProgressStatus | None, told: str) -> None:
