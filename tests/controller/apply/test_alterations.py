@@ -164,6 +164,12 @@ def add_source(pod: Pod) -> None:
     sources.insert(1, {"secret": {"name": "mesh"}})
 
 
+def add_token(pod: Pod) -> None:
+    """As a mesh puts a token of its own before the others."""
+    sources = next(one for one in pod["spec"]["volumes"] if one["name"] == names.VOLUME_TOKEN)["projected"]["sources"]
+    sources.insert(0, {"serviceAccountToken": {"audience": "mesh", "path": "mesh-token"}})
+
+
 LARGE = ("ephemeral", "volumeClaimTemplate", "spec", "resources")
 WRAPPED = ["vault-env", "torchrun", "train.py", "--lr", "0.1"]
 SHELL = ["sh", "-c", "wait-for-mesh && exec torchrun train.py --lr 0.1"]
@@ -176,6 +182,7 @@ SHELL = ["sh", "-c", "wait-for-mesh && exec torchrun train.py --lr 0.1"]
         pytest.param(feed, id="a claim whose files a container brings is told, and kept"),
         pytest.param(trace, id="a path of others beside ours"),
         pytest.param(add_source, id="a source beside those of a projected volume"),
+        pytest.param(add_token, id="a token before the operator's"),
         pytest.param(remount("/data/", "renamed", persistentVolumeClaim={"claimName": "data"}), id="a volume's name"),
         pytest.param(change_source("model", "image", "reference", to="mirror.test/model:v3"), id="a volume's mirror"),
         pytest.param(set_field(image="mirror.example/hub/team/train:v3"), id="a mirror"),
