@@ -305,7 +305,7 @@ MUTANTS = (
     Mutant("any exit code", "api/wire.py", "ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31)]", "ExitCode = int",
            ("tests/controller/api/test_bounds.py",), breaks="No number or text of a pod makes its job's status unwritable"),
     Mutant("an altered pod that goes is a reason for the next one", "run/controller.py", " if p.uid not in given_up", "", REFUSED),
-    Mutant("a pod of another version of the operator is compared", "apply/new_pods.py", "created < sent - CLOCK_SECONDS", "False",
+    Mutant("a pod of another version of the operator is compared", "apply/new_pods.py", "created < sent.at - CLOCK_SECONDS", "False",
            REFUSED),
     Mutant("a busy server is sent each status", "apply/apply.py", "error.status != 422 and not is_busy", "error.status != 422", REFUSED),
     Mutant("a refused field holds up the rest", "apply/apply.py", "if not left_out:", "if True:", APPLY,

@@ -229,14 +229,14 @@ def _compare_volume(field: str, volume: Raw, other: Raw, *, is_needed: bool, is_
     if volume == other:
         return
     kind, instead = _kind(volume), _kind(other)
-    token = _find_token(volume)
+    token, tokens = next(_find_tokens(volume), ""), tuple(_find_tokens(other))
     is_ours = token.startswith(names.TOKEN_AUDIENCE)
     if kind == instead == _EMPTY:
         yield from _compare_empty(field, as_object(volume.get(kind)), as_object(other.get(kind)))
     elif kind != instead:
         yield Alteration(field, kind, instead, is_vital=is_ours or (instead == _EMPTY and is_needed and not is_fed))
-    elif token and _find_token(other) != token:
-        yield _changed(f"{field}.{kind}", token, _find_token(other), is_vital=is_ours)
+    elif token and token not in tokens:
+        yield _changed(f"{field}.{kind}", token, next(iter(tokens), ""), is_vital=is_ours)
     elif (found := _find_difference(volume[kind], other[kind], f"{field}.{kind}", is_ours=is_ours)) is not None:
         yield found
 
@@ -342,13 +342,12 @@ def _kind(volume: Raw) -> str:
     return next((key for key, value in volume.items() if key != "name" and value is not None), _EMPTY)
 
 
-def _find_token(volume: Raw) -> str:
-    """Audience and path of the token in a projected volume; "" if it has none."""
+def _find_tokens(volume: Raw) -> Iterator[str]:
+    """Audience and path of each token in a projected volume."""
     for source in as_object(volume.get("projected")).get("sources") or ():
         token = as_object(as_object(source).get("serviceAccountToken"))
         if token.get("path"):
-            return f"{token.get('audience') or ''} {token['path']}"
-    return ""
+            yield f"{token.get('audience') or ''} {token['path']}"
 
 
 def _holds(found: Any, wanted: Any) -> bool:

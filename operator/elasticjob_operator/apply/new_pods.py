@@ -7,8 +7,11 @@ compared when it is seen.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from elasticjob_operator import times
@@ -31,6 +34,14 @@ MOST_ITEMS_IN_LOOP: Final = 500  # of a pod that is compared in the event loop
 CLOCK_SECONDS: Final = 2.0  # creation times are whole seconds, and the API server's clock is known as well as those
 SHM_SECONDS: Final = 300.0  # during which pods get no /dev/shm where a webhook mounts it: it may be removed
 _HASH: Final = names.ANNOTATION_TEMPLATE_HASH
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A pod whose creation was not answered."""
+
+    at: float
+    digest: str  # of what is compared, which changes with its job
 
 
 class NewPods:
@@ -56,8 +67,8 @@ class NewPods:
         # Pods that were deleted again for what others have changed in them, by their UIDs.
         self.given_up: Recent[str, None] = Recent(MOST_REMEMBERED)
         self.held: set[JobKey] = set()  # jobs for which the name of a pod was taken by one that goes, or is gone
-        # Pods that may have been made though nothing said so: by the job's UID their names, and when that was.
-        self._unanswered: Recent[str, dict[str, float]] = Recent(MOST_REMEMBERED)
+        # Pods that may have been made though nothing said so: by the job's UID their names, and what was sent.
+        self._unanswered: Recent[str, dict[str, _Sent]] = Recent(MOST_REMEMBERED)
         self._without_shm: Recent[str, float] = Recent(MOST_REMEMBERED)  # until when, by the job's UID
 
     async def create(self, job: Job, new: NewPod) -> None:
@@ -86,7 +97,7 @@ class NewPods:
         except ApiError as error:
             self._refused.note(job.uid, error, time.monotonic())
             if error.status == 0 or error.status >= 500:
-                self._note_unanswered(job, name, sent)
+                self._note_unanswered(job, name, _Sent(sent, _digest(body)))
             if error.status != 409:
                 raise refusals.name_pod(error, body) from error
             await self._look_at(job, body)
@@ -154,7 +165,7 @@ class NewPods:
 
     # Pods whose creation was not answered: they may have been made, and changed by others.
 
-    def _note_unanswered(self, job: Job, name: str, sent: float) -> None:
+    def _note_unanswered(self, job: Job, name: str, sent: _Sent) -> None:
         self._unanswered[job.uid] = {name: sent, **self._unanswered.get(job.uid, {})}
 
     async def look_at_unanswered(self, job: Job) -> list[BaseException]:
@@ -181,13 +192,21 @@ class NewPods:
     async def _compare_unanswered(self, job: Job, body: dict[str, Any], made: Mapping[str, Any]) -> None:
         """Raises ApiError if this pod is no worker, and was made as `body` asks, as far as is known.
 
-        One that was there before may have been made by another version of the operator, or of another template.
+        One that was there before may have been made by another version of the operator, or of another template. What
+        was sent before the job changed is not known any more.
         """
         metadata = made["metadata"]
         sent = self._unanswered.get(job.uid, {}).pop(metadata["name"], None)
         created = times.parse_time(metadata.get("creationTimestamp"))
-        if sent is None or created is None or created < sent - CLOCK_SECONDS:
+        if sent is None or created is None or created < sent.at - CLOCK_SECONDS:
             return
         wanted, found = ((one["metadata"].get("annotations") or {}).get(_HASH) for one in (body, made))
-        if wanted == found and metadata.get("deletionTimestamp") is None:
+        if wanted == found and sent.digest == _digest(body) and metadata.get("deletionTimestamp") is None:
             await self._compare(job, body, made)
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    """Of what containers and volumes a pod is to have: where it runs may be decided anew each time."""
+    spec = body["spec"]
+    compared = [spec.get(field) for field in ("initContainers", "containers", "volumes")]
+    return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()
