@@ -70,6 +70,18 @@ def test_no_tenant_discredits_nodes_for_others() -> None:
     assert find(NodeMemory(cache), NOW, "victim") == ("node2?",), "two namespaces agree"
 
 
+def test_faults_from_before_a_node_was_made_are_of_another_machine() -> None:
+    """Whoever repairs machines gives the new one the old one's name, and its node is made anew."""
+    cache = Cache(lambda key: None)
+    cache.put_job(raw_job("one", "old new same", 2))
+    cache.put_job(raw_job("two", "old new same", 2, "lab"))
+    for name, made in (("old", NOW - 60), ("same", NOW), ("new", NOW + 60)):
+        node = raw_node(name, "Ready")
+        cache.put_node({**node, "metadata": {**node["metadata"], "creationTimestamp": format_time(made)}})
+    assert find(NodeMemory(cache), NOW + 90) == ("old", "same")
+    assert find(NodeMemory(cache), NOW + 90, "other") == ("old?", "same?")
+
+
 def test_nodes_that_are_not_there_push_no_others_out() -> None:
     cache = Cache(lambda key: None)
     cache.put_node(raw_node("zebra", "Ready"))
