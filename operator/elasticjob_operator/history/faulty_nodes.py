@@ -85,10 +85,13 @@ def remember(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) ->
 
 
 def find_suspects(
-    jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float, exists: Callable[[str], bool]
+    jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float, counts: Callable[[str, float], bool]
 ) -> Suspects:
-    """Who should avoid which nodes. Those that do not exist, or that others have seen, displace none."""
-    records = [record for record in _find_records(jobs, now) if record.is_faulty and exists(record.node)]
+    """Who should avoid which nodes. Those that do not exist, or that others have seen, displace none.
+
+    `counts`: whether what a node of this name had at this time still matters, because it is there and was then.
+    """
+    records = [record for record in _find_records(jobs, now, counts) if record.is_faulty]
     held: dict[str, list[tuple[float, str]]] = {}
     for record in records:
         for namespace, score in record.by_namespace.items():
@@ -115,12 +118,17 @@ def _choose(records: Sequence[NodeRecord]) -> list[NodeRecord]:
     return [record for record in records if record.node in chosen]
 
 
-def _find_records(jobs: Iterable[tuple[str, Sequence[api.NodeFault]]], now: float) -> list[NodeRecord]:
+def _find_records(
+    jobs: Iterable[tuple[str, Sequence[api.NodeFault]]],
+    now: float,
+    counts: Callable[[str, float], bool] = lambda node, at: True,
+) -> list[NodeRecord]:
     found: dict[str, list[tuple[str, int, float]]] = {}
     for job, faults in jobs:
         for fault in faults:
-            if fault.count > 0:
-                found.setdefault(fault.node, []).append((job, fault.count, parse_time(fault.last_time) or 0.0))
+            at = parse_time(fault.last_time) or 0.0
+            if fault.count > 0 and counts(fault.node, at):
+                found.setdefault(fault.node, []).append((job, fault.count, at))
     records = [_record(node, told, now) for node, told in found.items()]
     kept = [record for record in records if record.score >= _LEAST_SCORE]
     return sorted(kept, key=lambda record: (-record.score, record.node))

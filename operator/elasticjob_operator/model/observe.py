@@ -108,6 +108,7 @@ class Node:
     problem: str = ""  # the condition that says that it is broken
     tainted: bool = False  # the operator has told everybody that it is faulty
     reported: bool = False  # the same, as a condition
+    created: float = 0.0  # a repaired machine may have the name of the one before
     share: PoolShare = PoolShare()
     place: Place = ()  # in the network
 
@@ -234,6 +235,7 @@ def observe_node(raw: Raw, share: PoolShare = PoolShare()) -> Node:
             one.get("type") == names.CONDITION_FAULTY and one.get("status") == "True"
             for one in status.get("conditions") or ()
         ),
+        created=parse_time(raw["metadata"].get("creationTimestamp")) or 0.0,
         share=share,
         place=topology.find_place(raw["metadata"]["name"], raw["metadata"].get("labels") or {}),
     )

@@ -69,9 +69,13 @@ async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
     ]
     if not told:
         return faulty_nodes.Suspects({}, ())
-    nodes = frozenset(cache.nodes)
-    # An operator that may not see nodes cannot tell which are there.
-    return await asyncio.to_thread(faulty_nodes.find_suspects, told, now, lambda node: not nodes or node in nodes)
+    made = {node.name: node.created for node in cache.nodes.values()}
+
+    def counts(name: str, at: float) -> bool:
+        """An operator that may not see nodes cannot tell which are there."""
+        return not made or (name in made and made[name] <= at)
+
+    return await asyncio.to_thread(faulty_nodes.find_suspects, told, now, counts)
 
 
 class NodeMarks(ABC):

@@ -79,7 +79,7 @@ def tell(told: Told, loud: frozenset[str] = frozenset()) -> list[tuple[str, list
 )
 def test_no_namespaces_crowd_out_what_others_agree_on(told: Told, agreed: list[str]) -> None:
     liars = frozenset(namespace for namespace in told if namespace.startswith("e"))
-    found = faulty_nodes.find_suspects(tell(told, liars), NOW, lambda node: True)
+    found = faulty_nodes.find_suspects(tell(told, liars), NOW, lambda node, at: True)
     assert set(agreed) <= set(found.agreed)
     assert len(found.agreed) <= faulty_nodes.MOST_NODES and list(found.agreed) == sorted(found.agreed)
 
@@ -87,7 +87,7 @@ def test_no_namespaces_crowd_out_what_others_agree_on(told: Told, agreed: list[s
 def test_what_pods_of_a_namespace_met_is_avoided_there_whatever_others_say() -> None:
     told: Told = {"ml": REAL, "evil": [*reversed(PLOT), *REAL], "evil-too": PLOT}
     jobs = [*tell(told, frozenset({"evil", "evil-too"})), *tell({"ml": REAL})]  # "ml" says it twice
-    assert list(faulty_nodes.find_suspects(jobs, NOW, lambda node: True).by_namespace["ml"]) == sorted(REAL)
+    assert list(faulty_nodes.find_suspects(jobs, NOW, lambda node, at: True).by_namespace["ml"]) == sorted(REAL)
 
 
 def test_the_list_of_all_jobs_has_the_worst_nodes_of_each_namespace() -> None:
