@@ -332,3 +332,7 @@ def test_a_manifest_that_cannot_take_code() -> None:
     elsewhere["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
     with pytest.raises(ClientError, match=r"spec\.managedBy: MultiKueue .* not the ConfigMap .* the image"):
         attach(elsewhere, BUNDLE)
+    formerly = given()
+    formerly["spec"]["runPolicy"] = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    with pytest.raises(ClientError, match=r"spec\.runPolicy\.managedBy: MultiKueue .* not the ConfigMap"):
+        attach(formerly, BUNDLE)

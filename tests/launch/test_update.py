@@ -154,6 +154,11 @@ def test_what_was_never_updated_cannot_be_taken_back(code: api.CodeStatus | None
             "spec.managedBy: train is run by example.com/another, and only this operator brings",
             id="runs-elsewhere",
         ),
+        pytest.param(
+            make_job(runPolicy={"managedBy": "example.com/another"}),
+            "spec.runPolicy.managedBy: train is run by example.com/another, and only this operator brings",
+            id="runs-elsewhere-by-the-former-name",
+        ),
         pytest.param(make_job(bundle=Bundle((File("train.py", b""),))), "", id="as-it-should-be"),
     ],
 )
