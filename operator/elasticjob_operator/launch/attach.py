@@ -16,6 +16,7 @@ from elasticjob_operator.client.errors import InvalidError
 from elasticjob_operator.client.rules import check_manifest
 from elasticjob_operator.launch.bundle import Bundle, File
 from elasticjob_operator.launch.packages import add_search_path, build_installer
+from elasticjob_operator.untyped import as_object
 
 MOST_NAME: Final = 253
 
@@ -34,9 +35,15 @@ def attach(manifest: Mapping[str, Any], bundle: Bundle) -> Shipment:
     Raises InvalidError or api.InvalidJobError, which name the field.
     """
     check_manifest(manifest)
-    if manifest["spec"].get("managedBy") == names.MULTIKUEUE:
+    run_policy = as_object(manifest["spec"].get("runPolicy"))
+    named = {
+        "spec.managedBy": manifest["spec"].get("managedBy"),
+        "spec.runPolicy.managedBy": run_policy.get("managedBy"),
+    }
+    field = next((field for field, manager in named.items() if manager == names.MULTIKUEUE), None)
+    if field is not None:
         raise InvalidError(
-            "spec.managedBy: MultiKueue sends the job to another cluster, and not the ConfigMap with its code: build "
+            f"{field}: MultiKueue sends the job to another cluster, and not the ConfigMap with its code: build "
             "the code into the image, or clone it in an init container"
         )
     result = copy.deepcopy(dict(manifest))

@@ -64,8 +64,9 @@ def check(job: Job, bundle: Bundle | None) -> None:
         )
     spec = job.spec
     if spec is not None and not spec.is_ours:
+        field = "spec.managedBy" if spec.managed_by else "spec.runPolicy.managedBy"
         raise InvalidError(
-            f"spec.managedBy: {job.name} is run by {spec.manager}, and only this operator brings new code to pods that "
+            f"{field}: {job.name} is run by {spec.manager}, and only this operator brings new code to pods that "
             "run. Submit it as a new job"
         )
     if spec is not None and spec.rendezvous.backend is not api.RendezvousBackend.OPERATOR:
