@@ -36,9 +36,8 @@ def test_a_checkpoint_that_stops_each_start_is_left_behind(jobs: Jobs, tmp_path:
     assert (status["restarts"]["user"], status["restarts"]["total"]) == (0, starts)
     assert status["restarts"]["alike"] == 0, "it has gone on beyond that step"
     told = [(world["who"].partition(", ")[2], world.get("firstStep")) for world in status["timeline"][1:]]
-    assert [why for why, _ in told] == ["", "without the newest checkpoint", "without the 2 newest checkpoints"][
-        :starts
-    ]
+    asked = ["", "asked to leave out the newest checkpoint", "asked to leave out the 2 newest checkpoints"]
+    assert [why for why, _ in told] == asked[:starts]
     assert told[-1][1] in range(11, 30), "the first one that was heard of"
 
 

@@ -47,8 +47,8 @@ ALIKE = {"error": "ValueError at train.py:88", "step": 812}
     ("reason", "restarts", "who"),
     [
         ("failed", {**ALIKE, "alike": 1}, ""),
-        ("failed", {**ALIKE, "alike": 2}, ", without the newest checkpoint"),
-        ("failed", {**ALIKE, "alike": 4}, ", without the 3 newest checkpoints"),
+        ("failed", {**ALIKE, "alike": 2}, ", asked to leave out the newest checkpoint"),
+        ("failed", {**ALIKE, "alike": 4}, ", asked to leave out the 3 newest checkpoints"),
         ("lost", {**ALIKE, "alike": 4}, None),
         (
             "failed",
@@ -59,12 +59,22 @@ ALIKE = {"error": "ValueError at train.py:88", "step": 812}
         (
             "rule",
             {"ordered": {"rule": "Spike", "rank": 1, "pod": "p", "before": 41, "tries": 2}},
-            ", from before step 41, without the 2 newest checkpoints",
+            ", from before step 41, asked to leave out the 2 newest checkpoints",
+        ),
+        (  # the agents hear the higher one
+            "rule",
+            {**ALIKE, "alike": 4, "ordered": {"rule": "Spike", "rank": 1, "pod": "p", "before": 41, "tries": 1}},
+            ", from before step 41, asked to leave out the 3 newest checkpoints",
+        ),
+        (
+            "failed",
+            {**ALIKE, "alike": 1, "ordered": {"rule": "Spike", "rank": 1, "pod": "p", "before": 41, "tries": 2}},
+            ", asked to leave out the 2 newest checkpoints",
         ),
         ("rule", {"ordered": {"rule": "Spike", "rank": 1, "pod": "p"}}, ""),
     ],
 )
-def test_the_timeline_tells_where_a_world_leaves_out_checkpoints(
+def test_the_timeline_tells_where_a_world_is_asked_to_leave_out_checkpoints(
     reason: str, restarts: dict[str, Any], who: str | None
 ) -> None:
     failure = FAILED.model_copy(update={"generation": 1})
