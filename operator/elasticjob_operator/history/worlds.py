@@ -15,6 +15,7 @@ from elasticjob_operator.text import cut
 from elasticjob_operator.times import format_time, parse_time
 
 MOST_WORLDS: Final = 50
+REPEATED: Final = 2  # times in a row that the same error stops the training at the same place
 _MOST_NAMES: Final = 3
 MOST_NAMES_LENGTH: Final = 160
 
@@ -33,17 +34,17 @@ def watch(before: api.Status, world: api.RendezvousStatus, now: float) -> tuple[
 def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
     """Who caused this world: the rank that failed, else the pods that left, else those that joined."""
     failure, old = before.last_failure, before.rendezvous
+    asked = _describe_request(count_repeats(before.restarts) - 1)
     failed = world.reason in (names.Cause.FAILED, names.Cause.HUNG)
     if failed and failure is not None and failure.generation == old.generation and failure.rank is not None:
-        fallback = _describe_left_out(count_alike(before.restarts) - 1)
-        return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"]) + fallback
+        return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"]) + asked
     ordered = before.restarts.ordered
     if world.reason == names.Cause.RULE and ordered is not None:
         who = (
             "" if ordered.rank is None else f": rank {ordered.rank} in {_place(ordered.pod or '', ordered.node or '')}"
         )
         since = "" if ordered.before is None else f", from before step {ordered.before}"
-        return _shorten([f"{ordered.rule}{who}"]) + since + _describe_left_out(ordered.tries or 0)
+        return _shorten([f"{ordered.rule}{who}"]) + since + asked
     if world.reason == names.Cause.UPDATE:
         return f"revision {world.revision or 0}"
     now, then = {m.uid for m in world.members}, {m.uid for m in old.members}
@@ -52,15 +53,23 @@ def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
     return _shorten(gone or joined)
 
 
-def count_alike(restarts: api.RestartStatus) -> int:
-    """How many failures in a row were the same error, for which an older checkpoint may be better."""
-    return 0 if errortext.REFUSAL.fullmatch(restarts.error or "") else restarts.alike  # none mends a script
+def count_repeats(restarts: api.RestartStatus) -> int:
+    """How many worlds in a row have failed alike, or were sick from their start on; 0 for the first one.
+
+    The next one is asked to leave out one checkpoint less than that.
+    """
+    alike = 0 if errortext.REFUSAL.fullmatch(restarts.error or "") else restarts.alike  # no checkpoint mends a script
+    sick = (restarts.ordered.tries or 0) + 1 if restarts.ordered is not None else 0
+    found = max(alike, sick)
+    return found if found >= REPEATED else 0
 
 
-def _describe_left_out(count: int) -> str:
+def _describe_request(count: int) -> str:
+    """A request, because the oldest checkpoint is never left out, and not every script has any."""
     if count < 1:
         return ""
-    return ", without the newest checkpoint" if count == 1 else f", without the {count} newest checkpoints"
+    checkpoints = "the newest checkpoint" if count == 1 else f"the {count} newest checkpoints"
+    return f", asked to leave out {checkpoints}"
 
 
 def _place(pod: str, node: str) -> str:

@@ -15,7 +15,7 @@ from elasticjob_operator.api import podtemplate, wire
 from elasticjob_operator.failures import backoff_rules, budget, classify, lost_members, mistakes
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
-from elasticjob_operator.history import faulty_nodes, rank_failures
+from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
 from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
 from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.containers import PodPhase
@@ -27,7 +27,6 @@ from elasticjob_operator.sizing import legal, retreat
 from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.times import parse_time
 
-REPEATED = 2  # times in a row that the same error stops the training at the same place
 REFUSED_TRIES = 2  # of a script that the runtime refuses: it would go on to do so, whatever is trained in between
 NEVER_JOINED_TRIES = 2  # a single case may be a pod that was released by an operator that has since died
 CUT_OFF = 0.999  # creation times are whole seconds; only what ends within one may be as old as what has just failed
@@ -99,7 +98,7 @@ def _is_refused(restarts: api.RestartStatus) -> bool:
 
 
 def _tell_repeated(restarts: api.RestartStatus, timeline: Sequence[api.WorldStatus]) -> str:
-    if restarts.alike < REPEATED:
+    if restarts.alike < worlds.REPEATED:
         return ""
     where = "" if restarts.step is None else f", never beyond step {restarts.step}"
     begun = [w.first_step for w in timeline[-restarts.alike :] if w.first_step is not None]

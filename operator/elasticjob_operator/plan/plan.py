@@ -276,7 +276,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
             hold_until=max(flapping.hold_until(status.restarts, seen.now), whole),
             missing=pods.missing,
             restarts=status.restarts.total,
-            repeats=_count_repeats(status.restarts),
+            repeats=worlds.count_repeats(status.restarts),
             ordered=incidents.find_ordered(status),
             before=status.restarts.ordered.before if status.restarts.ordered else None,
             code=updating.code_of(status),
@@ -291,13 +291,6 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
         wake_at=first(decision.wake_at, checks.wake_at),
     )
     return _write(seen, config, spec, status, pods, decision)
-
-
-def _count_repeats(restarts: api.RestartStatus) -> int:
-    """How many worlds in a row have failed alike, or were sick from their start on; 0 for the first one."""
-    sick = (restarts.ordered.tries or 0) + 1 if restarts.ordered is not None else 0
-    found = max(worlds.count_alike(restarts), sick)
-    return found if found >= accounting.REPEATED else 0
 
 
 def _note_incidents(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
