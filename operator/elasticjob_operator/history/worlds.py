@@ -64,6 +64,16 @@ def count_repeats(restarts: api.RestartStatus) -> int:
     return found if found >= REPEATED else 0
 
 
+def tell_repeated(restarts: api.RestartStatus, timeline: Sequence[api.WorldStatus]) -> str:
+    """What a job that ends says of an error that was always the same: where, and from where else it was met."""
+    if restarts.alike < REPEATED:
+        return ""
+    where = "" if restarts.step is None else f", never beyond step {restarts.step}"
+    begun = [w.first_step for w in timeline[-restarts.alike :] if w.first_step is not None]
+    since = f", also from step {min(begun)}" if len({*begun}) > 1 else ""
+    return f"; {restarts.error} {restarts.alike} times in a row{where}{since}"
+
+
 def _describe_request(count: int) -> str:
     """A request, because the oldest checkpoint is never left out, and not every script has any."""
     if count < 1:

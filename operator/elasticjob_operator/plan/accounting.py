@@ -84,7 +84,7 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
     if verdict is Verdict.RESTART and is_over:
         limit = spec.elastic_policy.max_restarts
         sizes = f"; it trained with {change.worked} pods and has failed with {change.failed}" if change else ""
-        same = _tell_repeated(status.restarts, status.timeline)
+        same = worlds.tell_repeated(status.restarts, status.timeline)
         return Accounting(
             status,
             "MaxRestartsExceeded",
@@ -95,15 +95,6 @@ def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[Memb
 
 def _is_refused(restarts: api.RestartStatus) -> bool:
     return restarts.alike >= REFUSED_TRIES and mistakes.is_refusal(restarts.error or "")
-
-
-def _tell_repeated(restarts: api.RestartStatus, timeline: Sequence[api.WorldStatus]) -> str:
-    if restarts.alike < worlds.REPEATED:
-        return ""
-    where = "" if restarts.step is None else f", never beyond step {restarts.step}"
-    begun = [w.first_step for w in timeline[-restarts.alike :] if w.first_step is not None]
-    since = f", also from step {min(begun)}" if len({*begun}) > 1 else ""
-    return f"; {restarts.error} {restarts.alike} times in a row{where}{since}"
 
 
 def _find_other_size(spec: api.Spec, status: api.Status, change: FailedChange) -> int:

@@ -85,6 +85,28 @@ def test_the_timeline_tells_where_a_world_is_asked_to_leave_out_checkpoints(
     assert told == ("" if who is None else first + who)
 
 
+@pytest.mark.parametrize(
+    ("told", "alike", "also"),
+    [
+        pytest.param([("start", 1), ("failed", 11)], 2, ", also from step 1", id="it went back"),
+        pytest.param([("start", 1), ("failed", 11), ("failed", 11)], 2, "", id="the one before failed otherwise"),
+        pytest.param([("start", 1), ("scale-up", 11), ("failed", 11)], 2, "", id="one ended for a joiner"),
+        pytest.param([("start", 11), ("failed", 4), ("scale-up", 11)], 2, "", id="the last but one ended for a joiner"),
+        pytest.param([("start", 5), ("failed", 3), ("lost", 11), ("hung", 11)], 2, "", id="lost between two failures"),
+        pytest.param([("start", 5), ("lost", None), ("failed", 11)], 2, "", id="no step was heard of"),
+        pytest.param([("failed", 11)], 4, "", id="most of it is forgotten"),
+        pytest.param([("start", 1)], 1, None, id="once"),
+    ],
+)
+def test_a_job_that_ends_with_the_same_error_tells_where_the_worlds_that_failed_had_begun(
+    told: list[tuple[str, int | None]], alike: int, also: str | None
+) -> None:
+    timeline = [api.WorldStatus(generation=i, time="", size=2, cause=c, first_step=s) for i, (c, s) in enumerate(told)]
+    restarts = api.RestartStatus(error="E at a.py:1", alike=alike, step=15)
+    said = f"; E at a.py:1 {alike} times in a row, never beyond step 15{also}" if also is not None else ""
+    assert worlds.tell_repeated(restarts, timeline) == said
+
+
 def test_the_timeline_has_the_first_step_that_each_world_told() -> None:
     status = api.Status()
     for generation, step in ((1, 1), (2, 16), (3, 11)):
