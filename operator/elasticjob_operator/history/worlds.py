@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Final
 
 from elasticjob_operator import api
@@ -16,6 +16,7 @@ from elasticjob_operator.times import format_time, parse_time
 
 MOST_WORLDS: Final = 50
 REPEATED: Final = 2  # times in a row that the same error stops the training at the same place
+_FAILURES: Final = (names.Cause.FAILED, names.Cause.HUNG)
 _MOST_NAMES: Final = 3
 MOST_NAMES_LENGTH: Final = 160
 
@@ -35,7 +36,7 @@ def name_causers(before: api.Status, world: api.RendezvousStatus) -> str:
     """Who caused this world: the rank that failed, else the pods that left, else those that joined."""
     failure, old = before.last_failure, before.rendezvous
     asked = _describe_request(count_repeats(before.restarts) - 1)
-    failed = world.reason in (names.Cause.FAILED, names.Cause.HUNG)
+    failed = world.reason in _FAILURES
     if failed and failure is not None and failure.generation == old.generation and failure.rank is not None:
         return _shorten([f"rank {failure.rank} in {_place(failure.pod or '', failure.node or '')}"]) + asked
     ordered = before.restarts.ordered
@@ -69,7 +70,8 @@ def tell_repeated(restarts: api.RestartStatus, timeline: Sequence[api.WorldStatu
     if restarts.alike < REPEATED:
         return ""
     where = "" if restarts.step is None else f", never beyond step {restarts.step}"
-    begun = [w.first_step for w in timeline[-restarts.alike :] if w.first_step is not None]
+    failed = [w for w, after in pairwise(timeline) if after.cause in _FAILURES] + [*timeline[-1:]]
+    begun = [w.first_step for w in failed[-restarts.alike :] if w.first_step is not None]
     since = f", also from step {min(begun)}" if len({*begun}) > 1 else ""
     return f"; {restarts.error} {restarts.alike} times in a row{where}{since}"
 
