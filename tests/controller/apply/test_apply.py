@@ -231,6 +231,70 @@ async def test_a_status_that_decides_is_tried_rarely_and_told(tmp_path: Path) ->
     assert len([told for told in events if "the job waits" in told and "status.rendezvous" in told]) == 1
 
 
+class Busy:
+    """An API server that is too busy for the status of a job, and for nothing else."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds  # after which it wants to be asked again
+        self.is_busy = True
+        self.tries = 0
+        self.events: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if request.path.endswith("/events"):
+            self.events.append(body["message"])
+            return web.json_response(body)
+        self.tries += 1
+        if self.is_busy:
+            told = {"kind": "Status", "reason": "TooManyRequests", "message": "a sealed vault", "code": 429}
+            return web.json_response(told, status=429, headers={"Retry-After": f"{self.seconds}"})
+        metadata = {"name": "digits", "namespace": "default", "uid": "u", "resourceVersion": "3", "generation": 1}
+        return web.json_response({"metadata": metadata, "spec": {}, "status": {}})
+
+
+async def test_what_happens_while_a_status_waits_is_told_once(tmp_path: Path) -> None:
+    """Until it is written, each plan has the same events again."""
+    server, slow, lost = Busy(1), Event("NoProgress", "slow"), Event("MemberLost", "lost")
+    status = revise(TRAINS.status, progress=api.ProgressStatus(step=1))
+    async with answering(server.answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        for now, events in ((0.0, (slow,)), (0.1, (slow,)), (0.2, (slow, lost)), (0.3, (slow, lost))):
+            await applier.apply(TRAINS, "1", Plan(status, events=events), now)
+        server.is_busy = False
+        for now in (2.0, 3.0):
+            await applier.apply(TRAINS, "1", Plan(status, events=(slow, lost)), now)
+        await applier.close()
+    assert sorted(server.events) == ["lost", "lost", "slow", "slow"], "and anew once it is written"
+
+
+async def test_a_busy_server_is_told_in_time_and_not_asked_for_that(tmp_path: Path) -> None:
+    server = Busy(60)
+    plan = Plan(revise(TRAINS.status, progress=api.ProgressStatus(step=1)))
+    async with answering(server.answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        again = [(await applier.apply(TRAINS, "1", plan, now)).again_at for now in (0.0, 5.0, 8.0, 9.0)]
+        await applier.close()
+    assert again == [8.0, 8.0, 60.0, 60.0]
+    assert server.tries == 1
+    assert len(server.events) == 1 and "a sealed vault" in server.events[0]
+
+
+async def test_a_status_that_decides_waits_no_longer_for_news_in_between(tmp_path: Path) -> None:
+    plan, left = Plan(api.Status(rendezvous=make_world(2)), announces=True), list[float | None]()
+    async with answering(Busy(4).answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        for now in (0.0, 1.0, 3.5):
+            with pytest.raises(ApiError) as error:
+                await applier.apply(TRAINS, "1", plan, now)
+            left.append(error.value.retry_after)
+        await applier.close()
+    assert left == [4.0, 3.0, 0.5]
+
+
 async def test_a_status_that_waits_keeps_nothing_of_the_passes_that_wait_for_it(tmp_path: Path) -> None:
     """An error that is raised again has the frames of all that have raised it, with the plan and the pods of each."""
 
