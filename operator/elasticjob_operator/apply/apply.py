@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from elasticjob_operator import api
@@ -85,6 +85,15 @@ class _Refused:
         """Whether it would take it at another time."""
         return self.error.status in BUSY
 
+    @property
+    def told_at(self) -> float:
+        return self.since + TOLD_SECONDS
+
+    @property
+    def look_at(self) -> float:
+        """When it is sent again, or told that it is not."""
+        return self.until if self.is_told else min(self.until, self.told_at)
+
 
 class Applier:
     """Writes plans to one API server."""
@@ -101,6 +110,8 @@ class Applier:
         self.new_pods = NewPods(api, cache, lambda: self.settings, self._threads, self.refused, self._delete_pod)
         self._unwritable: Recent[str, Mapping[str, Any]] = Recent(MOST_REMEMBERED)  # of statuses, by the job's UID
         self._refused: Recent[str, _Refused] = Recent(MOST_REMEMBERED)  # of what decides, by the job's UID
+        # The events of the last plan whose status was not written, by the job's UID.
+        self._told: Recent[str, frozenset[Event]] = Recent(MOST_REMEMBERED)
 
     async def close(self) -> None:
         """Begin nothing more, and send the events that wait."""
@@ -123,14 +134,22 @@ class Applier:
             self._hub.direct(job.key, plan.directives)
         undeleted = await self._delete_all(job, plan)
         unresized = await resizing.resize_all(self._api, self._cache, job, plan.resize)
-        self.recorder.record(job, list_true(plan.events, has_undeleted=bool(undeleted)), now)
+        events = list_true(plan.events, has_undeleted=bool(undeleted))
+        self.recorder.record(job, self._find_untold(job, events, is_written=unwritten is None), now)
         if plan.delete_job:
             await self._delete_job(job)
         is_held = job.key in self.new_pods.held
         self.new_pods.held.discard(job.key)
         problem, blocks = refusals.find_problem(refused), refusals.is_blocking(refused)
-        again_at = unwritten.until if unwritten is not None else None
+        again_at = unwritten.look_at if unwritten is not None else None
         return Outcome(problem, blocks, is_held, unresized, refusals.find_undeleted(undeleted), again_at)
+
+    def _find_untold(self, job: Job, events: Sequence[Event], *, is_written: bool) -> tuple[Event, ...]:
+        """Those to tell: until a status is written, each plan has its events again."""
+        told = self._told.pop(job.uid, frozenset())
+        if not is_written:
+            self._told[job.uid] = frozenset(events)
+        return tuple(event for event in events if event not in told)
 
     def wait_until(self, job: Job, plan: Plan, now: float) -> float:
         """When the API server may be asked for what this plan creates; `now` (monotonic) if it may be at once."""
@@ -230,7 +249,11 @@ class Applier:
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         refused = self._find_refused(job, version)
         if refused is not None and now < refused.until:
+            if not refused.is_told and now >= refused.told_at:
+                refused = self._refused[job.uid] = replace(refused, is_told=True)
+                self._tell_refused(job, refused.error, now)
             if refusals.decides(patch):
+                refused.error.retry_after = refused.look_at - now
                 raise without_frames(refused.error)
             return
         while patch:
@@ -271,13 +294,15 @@ class Applier:
         pause = find_pause(failures, first=REFUSED_SECONDS, most=MOST_BUSY_SECONDS if is_busy else MOST_REFUSED_SECONDS)
         error.retry_after = max(pause, min(error.retry_after or 0.0, LONGEST_ASKED)) if is_busy else pause
         was_told = before is not None and before.is_told
-        is_told = was_told or not is_busy or now - since >= TOLD_SECONDS
+        is_told = was_told or not is_busy or now >= since + TOLD_SECONDS
         self._refused[job.uid] = _Refused(
             without_frames(error), version, failures, now + error.retry_after, since, is_told
         )
         if is_told and not was_told:
-            told = refusals.explain_unwritten(error)
-            self.recorder.record(job, [Event("StatusRefused", told, warning=True)], now)
+            self._tell_refused(job, error, now)
+
+    def _tell_refused(self, job: Job, error: ApiError, now: float) -> None:
+        self.recorder.record(job, [Event("StatusRefused", refusals.explain_unwritten(error), warning=True)], now)
 
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
         """Write the job or its status. What nobody waits for takes turns with everybody's pods."""

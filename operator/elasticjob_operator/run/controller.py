@@ -527,7 +527,7 @@ class Controller:
         return self._api.served > since
 
     def _ask_later(self, key: JobKey, loop: _Loop, until: float) -> None:
-        """Let the API server alone with the pods for which it is too busy; the status is written with each news."""
+        """Let the API server alone with the pods for which it is too busy."""
         known = self._cache.jobs.get(key)
         if known is not None and self._applier.undeleted.was_busy(known[0].uid, loop.began):
             loop.kept_until = until
