@@ -439,6 +439,35 @@ async def test_many_that_are_woken_at_once_let_a_job_of_another_namespace_go_fir
     assert woken["other"] < 0.9 * jobs, "the others slept still"
 
 
+async def test_jobs_that_are_noticed_before_all_are_woken_are_not_forgotten(tmp_path: Path) -> None:
+    """They may be in no cache: they are gone, and have pods."""
+    jobs, woken = 300, set[JobKey]()
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        parts.controller._on_forget = woken.add
+        api.leadership.lend(math.inf)
+        parts.controller.start()
+        parts.controller.notice_many([("t", f"j{number}") for number in range(jobs)])
+        parts.controller.wake_all()
+        async with asyncio.timeout(20):
+            while len(woken) < jobs:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.001)
+        await parts.controller.stop()
+
+
+@pytest.mark.parametrize("jobs", [pytest.param(1, id="few"), pytest.param(300, id="many")])
+async def test_nothing_is_begun_after_the_end(tmp_path: Path, jobs: int) -> None:
+    async with answering(answer_empty, tmp_path) as api:
+        parts = Operator(Options(), api)
+        api.leadership.lend(math.inf)
+        parts.controller.start()
+        await parts.controller.stop()
+        before = asyncio.all_tasks()
+        parts.controller.notice_many([("t", f"j{number}") for number in range(jobs)])
+        parts.controller.wake_all()
+        assert asyncio.all_tasks() <= before
+
+
 async def test_a_node_of_many_jobs_takes_no_long_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may create pods writes the name of a node into as many as he likes."""
     jobs, woken = 1_000, set[JobKey]()
