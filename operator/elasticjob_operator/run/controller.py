@@ -166,11 +166,16 @@ class Controller:
 
     def wake_all(self) -> None:
         """Reconcile every job, and those that are gone and may hold quota still."""
-        self._all = (*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ()))
+        if not self._active:
+            return
+        known = (*self._cache.jobs, *(self._queue.keys() if self._queue is not None else ()))
+        self._all = tuple(dict.fromkeys((*self._all, *known)))
         self._wake_soon()
 
     def _let_sleep(self, key: JobKey) -> None:
         """Wake this job when others have had the loop."""
+        if not self._active:
+            return
         if key not in self._asleep:
             self._asleep.add(key)
             self._order_of_asleep.push(key, key)
@@ -219,6 +224,8 @@ class Controller:
 
     def notice_many(self, keys: Collection[JobKey]) -> None:
         """The same of these jobs. Of very many, even to note each takes long."""
+        if not self._active:
+            return
         if len(keys) <= MOST_BEGUN:
             for key in keys:
                 self.notice(key)
