@@ -233,6 +233,30 @@ async def test_controllers_that_repair_nodes_are_told_until_the_faults_are_forgo
     assert [one["message"] for *_, one in written] == [message, ""], "it names no tenant"
 
 
+async def test_what_nodes_have_is_looked_at_once_the_faults_are_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes as long as tenants like, and the operator before this one may have written meanwhile."""
+    cache, written, add_up = Cache(lambda key: None), list[str](), faulty.find_suspects
+    cache.put_node(raw_node("node1", "Ready"))
+    cache.put_job(raw_job("one", "node1", 2))
+    cache.put_job(raw_job("two", "node1", 1, "lab"))
+
+    def take_long(*args: Any) -> faulty.Suspects:
+        cache.put_node(raw_node("node1", "elasticjob.dev/Faulty"))
+        return add_up(*args)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        written.append(request.path)
+        return web.json_response({})
+
+    monkeypatch.setattr(faulty, "find_suspects", take_long)
+    async with answering(answer, tmp_path) as api:
+        api.leadership.lend(1e9)
+        await NodeReports(api, cache).renew(NOW)
+    assert written == []
+
+
 def test_a_condition_of_our_own_is_no_witness() -> None:
     cache = Cache(lambda key: None)
     cache.put_node(raw_node("node1", "elasticjob.dev/Faulty"))
