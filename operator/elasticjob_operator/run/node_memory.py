@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -78,14 +79,25 @@ async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
     return await asyncio.to_thread(faulty_nodes.find_suspects, told, now, counts)
 
 
-class NodeMarks(ABC):
-    """Keeps a mark of the nodes that two namespaces call faulty, for others than our jobs."""
+class NodeMark(ABC):
+    """A mark of the nodes that two namespaces call faulty, for others than our jobs."""
 
     what: ClassVar[str]
 
-    def __init__(self, api: Api, cache: Cache) -> None:
+    @abstractmethod
+    def is_on(self, node: Node) -> bool: ...
+
+    @abstractmethod
+    async def write(self, api: Api, name: str, wanted: bool, now: float) -> None: ...
+
+
+class NodeMarks:
+    """Keeps the marks that the administrator allows."""
+
+    def __init__(self, api: Api, cache: Cache, marks: Sequence[NodeMark]) -> None:
         self._api = api
         self._cache = cache
+        self._marks = marks
 
     async def run(self) -> None:
         """Renew the marks every few seconds. Call it only as the leader."""
@@ -95,49 +107,42 @@ class NodeMarks(ABC):
 
     async def renew(self, now: float) -> None:
         """Mark the nodes that two namespaces call faulty, and no others. `now` is in seconds since the epoch."""
-        known = {node.name: self._has(node) for node in self._cache.nodes.values()}
         agreed = (await find_suspects(self._cache, now)).agreed
-        for name, wanted in faulty_nodes.choose_marks(known, agreed).items():
-            try:
-                await self._write(name, wanted, now)
-                logger.info("node %s: %s %s", name, "has" if wanted else "lost", self.what)
-            except ApiError as error:  # the node is gone, or somebody else has written: the next round looks again
-                logger.warning("node %s: %s was not written: %s", name, self.what, error)
-
-    @abstractmethod
-    def _has(self, node: Node) -> bool: ...
-
-    @abstractmethod
-    async def _write(self, name: str, wanted: bool, now: float) -> None: ...
+        for mark in self._marks:
+            known = {node.name: mark.is_on(node) for node in self._cache.nodes.values()}
+            for name, wanted in faulty_nodes.choose_marks(known, agreed).items():
+                try:
+                    await mark.write(self._api, name, wanted, now)
+                    logger.info("node %s: %s %s", name, "has" if wanted else "lost", mark.what)
+                except ApiError as error:  # the node is gone, or somebody else has written: the next round looks again
+                    logger.warning("node %s: %s was not written: %s", name, mark.what, error)
 
 
-class NodeTaints(NodeMarks):
+class NodeTaint(NodeMark):
     """The taint by which other pods than ours prefer other nodes too."""
 
     what = f"the taint {names.TAINT_FAULTY}"
 
-    def _has(self, node: Node) -> bool:
+    def is_on(self, node: Node) -> bool:
         return node.tainted
 
-    async def _write(self, name: str, wanted: bool, now: float) -> None:
+    async def write(self, api: Api, name: str, wanted: bool, now: float) -> None:
         path = path_of("v1", "nodes", name=name)
-        node = await self._api.request("GET", path)
+        node = await api.request("GET", path)
         taints = faulty_nodes.with_taint(node["spec"].get("taints") or (), wanted)
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        await self._api.request(
-            "PATCH", path, {"metadata": version, "spec": {"taints": taints}}, content_type=MERGE_PATCH
-        )
+        await api.request("PATCH", path, {"metadata": version, "spec": {"taints": taints}}, content_type=MERGE_PATCH)
 
 
-class NodeReports(NodeMarks):
+class NodeCondition(NodeMark):
     """The condition that a controller which repairs nodes can act on."""
 
     what = f"the condition {names.CONDITION_FAULTY}"
 
-    def _has(self, node: Node) -> bool:
+    def is_on(self, node: Node) -> bool:
         return node.reported
 
-    async def _write(self, name: str, wanted: bool, now: float) -> None:
+    async def write(self, api: Api, name: str, wanted: bool, now: float) -> None:
         path = path_of("v1", "nodes", name=name, sub="status")
         body = {"status": {"conditions": [faulty_nodes.build_condition(wanted, now)]}}
-        await self._api.request("PATCH", path, body, content_type=STRATEGIC_PATCH)
+        await api.request("PATCH", path, body, content_type=STRATEGIC_PATCH)

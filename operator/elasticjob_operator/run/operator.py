@@ -43,7 +43,7 @@ from elasticjob_operator.run.cluster import NO_CRD, await_crd, build_watches, di
 from elasticjob_operator.run.controller import Controller
 from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
-from elasticjob_operator.run.node_memory import NodeReports, NodeTaints
+from elasticjob_operator.run.node_memory import NodeCondition, NodeMark, NodeMarks, NodeTaint
 from elasticjob_operator.run.options import Options
 from elasticjob_operator.run.otlp import Exporter
 from elasticjob_operator.run.pooling import PoolLoop
@@ -280,14 +280,16 @@ class Operator:
                 group.create_task(self._keep_going("the pool", self.pool.run))
                 if self.tracer is not None:
                     group.create_task(self._keep_going("the export of traces", self.tracer.exporter.run))
-                if self.options.taint_faulty_nodes:
-                    group.create_task(self._keep_going("the taints of nodes", NodeTaints(self.api, self.cache).run))
-                if self.options.report_faulty_nodes:
-                    reports = NodeReports(self.api, self.cache)
-                    group.create_task(self._keep_going("the conditions of nodes", reports.run))
+                if marks := self._choose_marks():
+                    keeper = NodeMarks(self.api, self.cache, marks)
+                    group.create_task(self._keep_going("the marks of faulty nodes", keeper.run))
                 await self._stay(election)
         except* UsageError as errors:
             raise errors.exceptions[0] from None
+
+    def _choose_marks(self) -> list[NodeMark]:
+        allowed = ((self.options.taint_faulty_nodes, NodeTaint()), (self.options.report_faulty_nodes, NodeCondition()))
+        return [mark for is_allowed, mark in allowed if is_allowed]
 
     def _keep_going(self, name: str, work: Callable[[], Awaitable[None]]) -> Coroutine[Any, Any, None]:
         return keep_going(name, work, self._count_restart)

@@ -18,7 +18,7 @@ from elasticjob_operator import api
 from elasticjob_operator.history import faulty_nodes as faulty
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.run.node_memory import NodeMemory, NodeReports, NodeTaints, find_suspects
+from elasticjob_operator.run.node_memory import NodeCondition, NodeMarks, NodeMemory, NodeTaint, find_suspects
 from elasticjob_operator.times import format_time
 
 
@@ -185,7 +185,7 @@ async def test_faulty_nodes_are_tainted_until_their_faults_are_forgotten(
     nodes.spoiled = "node1"
     async with answering(nodes.answer, tmp_path) as api:
         api.leadership.lend(1e9)
-        taints = NodeTaints(api, cache)
+        taints = NodeMarks(api, cache, [NodeTaint()])
         await taints.renew(NOW)
         assert nodes.taints("node1") == ["nvidia.com/gpu:NoSchedule"]
         assert "node1" in caplog.text, "somebody else wrote meanwhile, and it is told"
@@ -217,7 +217,7 @@ async def test_controllers_that_repair_nodes_are_told_until_the_faults_are_forgo
 
     async with answering(answer, tmp_path) as api:
         api.leadership.lend(1e9)
-        reports = NodeReports(api, cache)
+        reports = NodeMarks(api, cache, [NodeCondition()])
         for later in (0, 5, 3600, 7 * 3600, 7 * 3600 + 5):
             await reports.renew(NOW + later)
     assert {(path, kind) for path, kind, _ in written} == {
@@ -242,19 +242,23 @@ async def test_what_nodes_have_is_looked_at_once_the_faults_are_added_up(
     cache.put_job(raw_job("one", "node1", 2))
     cache.put_job(raw_job("two", "node1", 1, "lab"))
 
+    looked = 0
+
     def take_long(*args: Any) -> faulty.Suspects:
+        nonlocal looked
+        looked += 1
         cache.put_node(raw_node("node1", "elasticjob.dev/Faulty"))
         return add_up(*args)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         written.append(request.path)
-        return web.json_response({})
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "spec": {}})
 
     monkeypatch.setattr(faulty, "find_suspects", take_long)
     async with answering(answer, tmp_path) as api:
         api.leadership.lend(1e9)
-        await NodeReports(api, cache).renew(NOW)
-    assert written == []
+        await NodeMarks(api, cache, [NodeTaint(), NodeCondition()]).renew(NOW)
+    assert (written, looked) == (["/api/v1/nodes/node1"] * 2, 1), "a taint, and no condition"
 
 
 def test_a_condition_of_our_own_is_no_witness() -> None:

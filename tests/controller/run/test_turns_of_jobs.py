@@ -31,7 +31,7 @@ from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
 from elasticjob_operator.pool import capacity
 from elasticjob_operator.run import controller as controllers
 from elasticjob_operator.run.controller import Controller
-from elasticjob_operator.run.node_memory import NodeTaints
+from elasticjob_operator.run.node_memory import NodeMarks, NodeTaint
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
 
@@ -172,7 +172,7 @@ async def test_the_faults_of_all_jobs_are_added_up_in_a_thread(tmp_path: Path, m
         parts = Operator(Options(), api)
         fault = {"node": "n", "count": 1, "lastTime": "2026-01-01T00:00:00Z"}
         parts.cache.put_job({**job_of(0), "status": {"nodeFaults": [fault]}})
-        await NodeTaints(api, parts.cache).renew(time.time())
+        await NodeMarks(api, parts.cache, [NodeTaint()]).renew(time.time())
     assert (slow.in_loop, slow.in_threads) == (0, 1)
 
 
