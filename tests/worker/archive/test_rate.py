@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from elasticjob.archive import layout, writing
 from elasticjob.archive.ahead import AT_ONCE
-from elasticjob.archive.storage import Storage
+from elasticjob.archive.storage import Storage, StoreError
 from elasticjob.archive.writing import Sender
 from elasticjob.peers.chunks import digest_of
 from worker.archive.test_restoring import Together
@@ -65,3 +66,30 @@ def test_in_a_hurry_a_few_objects_are_sent_at_once(
     sender.send([layout.Object((1, 0), ((digest, 500),)) for digest in chunks], lambda: False)
     assert together.most == most
     assert (sender.bytes, len(storage.list("objects"))) == (4000, len(CHUNKS))
+
+
+def test_in_a_hurry_what_was_sent_beside_a_failed_request_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grace period runs."""
+    chunks = {digest_of(data): data for data in CHUNKS[:AT_ONCE]}
+    objects = [layout.Object((1, 0), ((digest, 500),)) for digest in chunks]
+    names, all_begun, put = list[str](), threading.Barrier(AT_ONCE), Storage.put
+
+    def fail_first(self: Storage, name: str, data: bytes) -> None:
+        names.append(name.rpartition("/")[2])
+        if len(names) <= AT_ONCE:
+            all_begun.wait(10.0)
+            if name.endswith(objects[0].name):
+                raise StoreError("busy")
+        put(self, name, data)
+
+    monkeypatch.setattr(Storage, "put", fail_first)
+    storage = Storage(f"file://{tmp_path}")
+    sender = Sender(storage, chunks.get, 1e12)
+    with pytest.raises(StoreError, match="busy"):
+        sender.send(objects, lambda: False, hurry=True)
+    assert sender.bytes == 500 * (AT_ONCE - 1)
+    sender.send(objects, lambda: False, hurry=True)
+    assert names[AT_ONCE:] == [objects[0].name]
+    assert (sender.bytes, len(storage.list("objects"))) == (500 * AT_ONCE, AT_ONCE)
