@@ -69,19 +69,26 @@ class Sender:
                 answer.take(check)
                 self._note(one)
 
-        for one in objects:
-            if one.name in self._sent:
-                continue
-            check()
-            put = partial(self._storage.put, f"{layout.OBJECTS}/{one.name}", self._collect(one))
-            if hurry or self.has_hurry:
-                finish(AT_ONCE - 1)
-                under_way.append((one, Answer(put)))
-            else:
-                put()
-                self._note(one)
-                self._rest(one.size, is_over)
-        finish(0)
+        try:
+            for one in objects:
+                if one.name in self._sent:
+                    continue
+                check()
+                put = partial(self._storage.put, f"{layout.OBJECTS}/{one.name}", self._collect(one))
+                if hurry or self.has_hurry:
+                    finish(AT_ONCE - 1)
+                    under_way.append((one, Answer(put)))
+                else:
+                    put()
+                    self._note(one)
+                    self._rest(one.size, is_over)
+            finish(0)
+        except Exception:
+            for one, answer in under_way:  # what they have sent is not sent again
+                with contextlib.suppress(Exception):
+                    answer.take(check)
+                    self._note(one)
+            raise
 
     def _collect(self, one: Object) -> bytes:
         parts = []
