@@ -150,6 +150,23 @@ def test_a_save_that_does_not_fit_is_not_begun(
     assert not list(tmp_path.glob("*pulled*"))
 
 
+def test_holes_need_no_room(source: Path, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (source / "sparse").open("wb") as out:
+        out.truncate(100 * CHUNK_BYTES)
+        out.seek(50 * CHUNK_BYTES)
+        out.write(b"data")
+    commands.push(storage, source)
+    usage, needed = shutil.disk_usage(tmp_path), sum(map(len, FILES.values())) + CHUNK_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    with pytest.raises(commands.CommandError, match=f"the save {needed}:"):
+        commands.pull(storage, tmp_path / "pulled")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+    commands.pull(storage, tmp_path / "pulled")
+    pulled = tmp_path / "pulled" / "sparse"
+    assert pulled.read_bytes() == (source / "sparse").read_bytes()
+    assert pulled.stat().st_blocks * 512 < 2 * CHUNK_BYTES
+
+
 def put_manifest(storage: Storage, number: int, said: Mapping[str, object]) -> None:
     data = gzip.compress(json.dumps(said).encode())
     storage.put(f"{layout.SAVES}/{layout.name_save((0, number), data)}", data)
