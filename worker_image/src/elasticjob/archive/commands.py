@@ -74,7 +74,7 @@ def pull(storage: Storage, target: Path, step: int | None = None) -> Save:
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     part.mkdir(parents=True)
     try:
-        _check_room(part, save.total)
+        _check_room(part, sum(folder.find_room(file) for _, file in files))
         for path, file in files:
             folder.restore(part, path, file, fetch)
         part.rename(target)

@@ -179,6 +179,13 @@ def restore(root: Path, path: str, file: File, fetch: Callable[[str], bytes]) ->
         raise UnfitError(describe_unfit(path, error.strerror)) from None
 
 
+def find_room(file: File) -> int:
+    """The bytes that `restore` writes: holes need none."""
+    starts = range(0, file.size, CHUNK_BYTES)
+    held = (start for start, digest in zip(starts, file.chunks, strict=False) if digest != _HOLE)
+    return sum(min(CHUNK_BYTES, file.size - start) for start in held)
+
+
 def describe_unfit(path: str, problem: str | None = os.strerror(errno.ENAMETOOLONG)) -> str:
     return f"{path[:_MOST_TOLD]!r} ({len(os.fsencode(path))} bytes): {problem}"
 
