@@ -132,3 +132,17 @@ def test_a_communication_hook_that_a_change_would_lose_is_refused(reduces: bool,
     state.is_entering = reduces
     if reduces:
         state.model.register_comm_hook(None, lambda *_: None)
+
+
+def test_a_state_of_a_communication_hook_that_is_registered_again_needs_no_group(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One rank outside of an ElasticJob has none."""
+    assert not dist.is_initialized()
+    module, hook_state = Model(), object()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    state = ReplicatedModelState(module, optimizer, (lambda *_: None, lambda *_: None))
+    state.is_entering = True
+    for _ in range(2):
+        state.model.register_comm_hook(hook_state, lambda *_: None)
+    assert caplog.text.count("that was registered in an earlier world") == 1
