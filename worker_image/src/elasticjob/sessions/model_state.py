@@ -309,7 +309,8 @@ class ReplicatedModelState:
         )
         if torch_ddp.is_known_hook_state(state):
             raise ConfigurationError(text)
-        if dist.get_rank() == 0 and not isinstance(state, dist.ProcessGroup):
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        if is_first and not isinstance(state, dist.ProcessGroup):
             logger.warning("Session: %s", text)
 
     def _find(self) -> torch.nn.Module:
