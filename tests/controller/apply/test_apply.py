@@ -282,6 +282,22 @@ async def test_a_busy_server_is_told_in_time_and_not_asked_for_that(tmp_path: Pa
     assert len(server.events) == 1 and "a sealed vault" in server.events[0]
 
 
+async def test_a_busy_server_is_left_alone_although_some_passes_write_no_status(tmp_path: Path) -> None:
+    """Such as those of a job with more news than may be told."""
+    server, quiet = Busy(20), Plan(WRITTEN.status)
+    plan = Plan(revise(TRAINS.status, progress=api.ProgressStatus(step=1)))
+    async with answering(server.answer, tmp_path) as connected:
+        connected.leadership.lend(math.inf)
+        applier = Applier(connected, Cache(lambda key: None), Hub(), manifests.Settings(hub_url="ws://hub:1"), "me")
+        for now, made, tries in ((0.0, plan, 1), (9.0, quiet, 1), (10.0, plan, 1), (21.0, quiet, 1), (22.0, plan, 2)):
+            outcome = await applier.apply(WRITTEN, "1", made, now)
+            assert server.tries == tries
+            assert outcome.again_at is None or outcome.again_at > now
+        assert (await applier.apply(WRITTEN, "1", quiet, 1000.0)).again_at is None
+        await applier.close()
+    assert len([told for told in server.events if "a sealed vault" in told]) == 1
+
+
 async def test_a_status_that_decides_waits_no_longer_for_news_in_between(tmp_path: Path) -> None:
     plan, left = Plan(api.Status(rendezvous=make_world(2)), announces=True), list[float | None]()
     async with answering(Busy(4).answer, tmp_path) as connected:
