@@ -129,7 +129,7 @@ class Applier:
         if plan.confirm:
             await self._confirm(job)
         refused = await self._write(job, version, plan, now)
-        unwritten = self._find_refused(job, version)
+        unwritten = self._find_refused(job, version) if plan.status != job.status else None
         if waits and unwritten is None:
             self._hub.direct(job.key, plan.directives)
         undeleted = await self._delete_all(job, plan)
@@ -239,7 +239,9 @@ class Applier:
     async def _patch_status(self, job: Job, version: str, status: api.Status, plan: Plan, now: float) -> None:
         """Write the status, without what the API server refuses of it: that must not hold up all the rest."""
         if status == job.status:  # even if others write to it: their fields are not the operator's
-            self._refused.pop(job.uid, None)
+            known = self._refused.get(job.uid)
+            if known is not None and not (known.is_busy and now < known.until + MOST_BUSY_SECONDS):
+                del self._refused[job.uid]  # else there may be news that are not told now
             return
         unwritable = self._unwritable.get(job.uid, {})
         is_large = len(status.rendezvous.members) + len(job.status.rendezvous.members) > MOST_MEMBERS_IN_LOOP
