@@ -52,6 +52,7 @@ def make_part(count: int, index: int) -> dict[str, Any]:
         whole = make(name)
         local = whole if dim < 0 else cut(whole, count, index, dim)
         model[name] = local if dim < 0 else {"elasticjob.shard": local, "dim": dim, "length": shape[dim]}
+    model["running"] = torch.full((100,), float(dist.get_rank()))  # a buffer, which differs by rank
     return {"model": model, "optimizer": {"param_groups": [{"lr": 0.1}], "state": {}}, "trainable": ["even"]}
 
 
@@ -75,12 +76,16 @@ before, after = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-holders = tuple((i, (i + 1) % size) if sys.argv[3] == "copies" and size > 1 else (i,) for i in range(before))
+has_copies = sys.argv[3] == "copies" and size > 1
+holders = tuple(tuple(sorted((i, (i + 1) % size))) if has_copies else (i,) for i in range(before))
 held = {index: make_part(before, index) for index, having in enumerate(holders) if rank in having}
 resharding = Resharding(RecoveryPlan(7, 3, holders), held, dist.group.WORLD)
 names = [path[1] for path in resharding.leaves]
 needs, wanted = [], {}
 for name in names:
+    if name == "running":
+        needs.append(Need())
+        continue
     shape, dim = SHAPES[name][0], SHAPES[name][3]
     whole = make(name)
     if rank >= after:
@@ -93,8 +98,9 @@ for name in names:
         needs.append(Need(dim, *parts.find_span(shape[dim], after, rank)))
         wanted[name] = cut(whole, after, rank, dim)
 received = dict(zip(resharding.leaves, resharding.run(needs), strict=True))
-state = resharding.fill(received)
-differs = [name for name in names if not torch.equal(state["model"][name], wanted[name])]
+state = {name: resharding.fill(name, received.__getitem__) for name in ("model", "optimizer", "trainable")}
+differs = [name for name, one in wanted.items() if not torch.equal(state["model"][name], one)]
+differs += [] if float(state["model"]["running"][0]) in (0.0, 1.0) else ["running"]
 differs += (
     [] if state["trainable"] == ["even"] and state["optimizer"]["param_groups"] == [{"lr": 0.1}] else ["plain data"]
 )

@@ -101,7 +101,7 @@ class ModelState(Protocol):
         """The same before the script leaves an epoch, to which it cannot go back: a loss costs no earlier step."""
 
     def restore(self, step: int, clean: bool, places: Collection[int], group: Any) -> tuple[int, bool]:
-        """Reassemble the state from what the ranks of a new world have kept. All ranks call it.
+        """Find out what the ranks of a new world have kept; `settle` gives each its part. All ranks call it.
 
         `step` is this rank's step; `clean` is whether no step is partially applied; `places` are earlier steps of
         which it has the other state. Returns the step of the restored state, and whether this rank has the other state

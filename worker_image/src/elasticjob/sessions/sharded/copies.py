@@ -20,7 +20,7 @@ from elasticjob.collectives import deliveries, messages, skeletons
 from elasticjob.context import buddies
 from elasticjob.context.buddies import Buddies
 from elasticjob.sessions.sharded.parts import Parcel, prepare
-from elasticjob.torchcompat import threads
+from elasticjob.torchcompat import threads, waits
 
 logger = logging.getLogger("elasticjob")
 
@@ -42,7 +42,8 @@ class Exchange(threads.Thread):
 
     def run(self) -> None:
         try:
-            self._exchange()
+            with waits.in_group(self._group):
+                self._exchange()
         except RuntimeError as error:  # the world is breaking: the script learns that from its own collectives
             logger.debug("Step %d: no copy of the shards: %s", self.step, error)
 

@@ -70,6 +70,8 @@ class ShardedModelState:
         # Parts of the state in host memory: between two worlds, and those in which a world began, until it has copies.
         self._held: dict[Piece, dict[str, Any]] = {}
         self._base: int | None = None  # the step of those
+        self._is_judged = True  # those that were taken in a step which was partially applied are gone
+        self._is_lost = False  # the last world did not end in order
 
     @property
     def model(self) -> Any:
@@ -103,9 +105,14 @@ class ShardedModelState:
 
     @property
     def lone_shards(self) -> tuple[int, ...]:
-        if any(piece.count == 1 for piece in self._held):
+        if not self._is_lost:
             return ()
-        return tuple(sorted({piece.index for piece in self._held}))
+        cuts: dict[tuple[int, int], set[int]] = {}
+        for piece in self._held:
+            cuts.setdefault((piece.world, piece.count), set()).add(piece.index)
+        # Until its copies are there, a world could only go back to what it began with.
+        known = [found for _, found in sorted(cuts.items())]
+        return tuple(sorted(known[0] if len(known) > 1 and len(known[-1]) == 1 else known[-1])) if known else ()
 
     def connect(self, generation: int) -> None:
         size = dist.get_world_size()
@@ -143,10 +150,13 @@ class ShardedModelState:
             whole = {name: gather(value, is_kept) for name, value in self._read().items()}
             hold()
             self._held = {Piece(step, generation, 1, 0): whole} if is_kept else {}
-            self._filled = False  # what is trained now is not the state any more
+            self._filled = self._is_lost = False  # what is trained now is not the state any more
+            self._is_judged = True
 
     def keep(self, step: int, generation: int) -> bool:
         assert self._mesh is not None
+        self._is_lost = True
+        self._is_judged = self._is_judged and not self._filled
         if self._copies is not None:
             for at, found in self._copies.take().items():
                 self._held |= {Piece(at, generation, self.shards, index): part for index, part in found.items()}
@@ -212,9 +222,12 @@ class ShardedModelState:
             raise ConfigurationError(_STAGES)
 
     def _take_inventory(self, step: int, clean: bool, places: Collection[int]) -> recovery.ShardInventory:
-        # A part that was taken when a step was partially applied is not of this step.
-        held = tuple(piece for piece in self._held if clean or piece.step in places)
-        return recovery.ShardInventory(step, clean, tuple(places), held)
+        # A part that was taken when a step was partially applied is not of this step. If the next world is lost, too,
+        # `clean` says only whether this rank has all else of a step.
+        if not self._is_judged and not clean:
+            self._held = {piece: part for piece, part in self._held.items() if piece.step in places}
+        self._is_judged = True
+        return recovery.ShardInventory(step, clean, tuple(places), tuple(self._held))
 
     def state(self) -> dict[str, Any]:
         """Nothing: `settle` gives each rank its part."""
@@ -226,8 +239,9 @@ class ShardedModelState:
     def settle(self, step: int) -> tuple[int, ...]:
         count = len(self._plan.holders)
         if count:
-            held = {index: self._held.get(self._plan.find_piece(index)) for index in range(count)}
-            self._fill(Resharding(self._plan, {at: part for at, part in held.items() if part is not None}, self._flags))
+            mine = [index for index, having in enumerate(self._plan.holders) if dist.get_rank() in having]
+            held = {index: self._held[self._plan.find_piece(index)] for index in mine}
+            self._fill(Resharding(self._plan, held, self._flags))
         # Otherwise no rank has trained yet: `build` created or loaded the state.
         is_on = self._copies is not None and self._copies.enter(self._flags)
         self._base = step if count and is_on else None
@@ -258,12 +272,16 @@ class ShardedModelState:
         named = model.state_dict()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         cuts = {path: find_cut(path, leaf, named, parameters) for path, leaf in resharding.leaves.items()}
-        received = resharding.run([cut.need for cut in cuts.values()])
-        whole = resharding.fill({path: cut.make(one) for (path, cut), one in zip(cuts.items(), received, strict=True)})
-        model.load_state_dict(whole["model"])
+        received = dict(zip(cuts, resharding.run([cut.need for cut in cuts.values()]), strict=True))
+
+        def make(path: parts.Path) -> torch.Tensor:
+            return cuts[path].make(received.pop(path))
+
+        model.load_state_dict(resharding.fill("model", make))
+        trainable = resharding.fill("trainable", make)
         for name, parameter in model.named_parameters():  # the script may have unfrozen some since they were built
-            parameter.requires_grad_(name in whole["trainable"])
-        load_state(optimizer, whole["optimizer"])
+            parameter.requires_grad_(name in trainable)
+        load_state(optimizer, resharding.fill("optimizer", make))
 
     def check_groups(self) -> None:
         self._refuse_others(len(self.optimizer.param_groups))
@@ -296,7 +314,7 @@ def gather(value: Any, is_kept: bool) -> Any:
     """Gather every shard on the host, if it `is_kept`; other values stay as they are. All ranks call it."""
     if isinstance(value, DTensor):
         whole = value.full_tensor()
-        return whole.detach().cpu() if is_kept else None
+        return parts.mark_whole(whole.detach().cpu()) if is_kept else None
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone() if is_kept else None
     if isinstance(value, dict):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from elasticjob.collectives import plaindata, skeletons
+from elasticjob.errors import ConfigurationError
 from elasticjob.torchcompat import host_memory
 from elasticjob.torchcompat.sharding import DTensor, Replicate, Shard
 
@@ -49,10 +50,16 @@ def find_span(length: int, count: int, index: int) -> tuple[int, int]:
     return min(index * each, length), min((index + 1) * each, length)
 
 
+def mark_whole(tensor: torch.Tensor) -> Any:
+    """A gathered tensor, in the place of the sharded one in a state."""
+    return {_LOCAL: tensor, "dim": -1, "length": 0}
+
+
 def find_range(tensor: Any) -> tuple[int, int, int] | None:
     """The dimension in which a sharded tensor is cut, and this rank's rows of it; -1 and no rows if it has all.
 
-    None if it is cut in another way.
+    None if it is cut in another way, which all ranks find alike. Raises ConfigurationError for rows that torch would
+    not have cut so.
     """
     try:
         dim = _find_dim(tensor)
@@ -62,7 +69,13 @@ def find_range(tensor: Any) -> tuple[int, int, int] | None:
         return (-1, 0, 0)
     mesh, last = tensor.device_mesh, tensor.device_mesh.ndim - 1
     start, stop = find_span(tensor.shape[dim], mesh.size(last), mesh.get_local_rank(last))
-    return (dim, start, stop) if tensor.to_local().shape[dim] == stop - start else None
+    if tensor.to_local().shape[dim] != stop - start:
+        found = tensor.to_local().shape[dim]
+        raise ConfigurationError(
+            f"Session(build=...): this rank has {found} of {tensor.shape[dim]} rows of a tensor, and not"
+            f" {stop - start}. Let fully_shard or distribute_tensor cut it."
+        )
+    return (dim, start, stop)
 
 
 def _find_dim(tensor: Any) -> int:
@@ -112,6 +125,7 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: torch.dtype
     dim: int = -1
+    is_common: bool = True  # the ranks have it together; others, such as buffers, may differ by rank
 
     @property
     def size(self) -> int:
@@ -130,17 +144,17 @@ def find_leaves(part: Any) -> dict[Path, Leaf]:
     """The tensors of the whole model, by their paths in the state, from any part of it, or its skeleton."""
     found: dict[Path, Leaf] = {}
 
-    def note(path: Path, tensor: torch.Tensor | skeletons.Slot, dim: int = -1, length: int = 0) -> None:
+    def note(path: Path, tensor: torch.Tensor | skeletons.Slot, dim: int = -1, length: int = -1) -> None:
         shape = [length if at == dim else own for at, own in enumerate(tensor.shape)]
-        found[path] = Leaf(tuple(shape), tensor.dtype, dim)
+        found[path] = Leaf(tuple(shape), tensor.dtype, dim, length >= 0)
 
     _walk(part, note)
     return found
 
 
-def replace_tensors(part: Any, make: Callable[[Path], Any]) -> Any:
-    """The state with what `make` returns for its path instead of each tensor."""
-    return _walk(part, lambda path, *_: make(path))
+def replace_tensors(part: Any, make: Callable[[Path], Any], path: Path = ()) -> Any:
+    """The state with what `make` returns for its path instead of each tensor. `path` is that of the part itself."""
+    return _walk(part, lambda path, *_: make(path), path)
 
 
 def _walk(part: Any, see: Callable[..., Any], path: Path = ()) -> Any:

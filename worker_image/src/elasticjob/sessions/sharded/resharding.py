@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from elasticjob.errors import WorldLostError
 from elasticjob.sessions.recovery import RecoveryPlan
 from elasticjob.sessions.sharded import parts
 from elasticjob.sessions.sharded.parts import Leaf
+from elasticjob.torchcompat import waits
 
 _AT_ONCE_BYTES = 256 << 20  # of the whole model, whose messages are under way
 _SIGNED = 1 << 63  # a digest is unsigned, a tensor's numbers are not
@@ -115,15 +116,17 @@ class Resharding:
         """A digest of each part that this rank has, if others have it too; equally many numbers on each rank."""
         most = max(Counter(itertools.chain.from_iterable(holders)).values())
         mine = [index for index, having in enumerate(holders) if self._rank in having]
-        digests = [
-            skeletons.combine([skeletons.digest(one) for one in self._tensors[index]]) if len(holders[index]) > 1 else 0
-            for index in mine
-        ]
+        digests = [self._digest_part(index) if len(holders[index]) > 1 else 0 for index in mine]
         return digests + [0] * (most - len(digests))
 
-    def fill(self, received: Mapping[parts.Path, Any]) -> Any:
-        """The whole state, with these values instead of its tensors."""
-        return parts.replace_tensors(self._skeleton, lambda path: received[path])
+    def _digest_part(self, index: int) -> int:
+        """Of what the ranks have together: buffers of the model may differ by rank."""
+        pairs = zip(self._leaves, self._tensors[index], strict=True)
+        return skeletons.combine([skeletons.digest(tensor) for leaf, tensor in pairs if leaf.is_common])
+
+    def fill(self, section: str, make: Callable[[parts.Path], Any]) -> Any:
+        """A section of the state, with what `make` returns for its path instead of each tensor."""
+        return parts.replace_tensors(self._skeleton[section], make, (section,))
 
     def count_groups(self) -> int:
         """The number of parameter groups of the optimizer."""
@@ -131,6 +134,11 @@ class Resharding:
 
     def run(self, needs: Sequence[Need]) -> list[torch.Tensor]:
         """What this rank needs of each of the `leaves`, in host memory. Raises WorldLostError if not all is right."""
+        # gloo does not end the wait for a send to a rank that is lost in the middle of it; the end of the world does.
+        with waits.in_group(self._group):
+            return self._run(needs)
+
+    def _run(self, needs: Sequence[Need]) -> list[torch.Tensor]:
         wanted = self._tell(needs)
         served = {rank: self._find_served(rank) for rank in range(len(wanted)) if rank != self._rank}
         received = [_make(leaf, need) for leaf, need in zip(self._leaves, needs, strict=True)]
