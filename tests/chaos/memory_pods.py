@@ -23,7 +23,7 @@ from elasticjob.peers.directory import Workers
 from elasticjob.peers.entering import Place
 from elasticjob.peers.keeper import Keeper
 from elasticjob.peers.records import CHUNK_BYTES
-from worker.peers.gang import FakeStore
+from worker.peers.gang import FakeStore, knows_that_all_leave
 
 PATIENCE = 120.0  # seconds, on a busy machine
 QUIET = 0.2  # seconds without a change after which a file is finished, here
@@ -303,7 +303,7 @@ class Job:
         for pod in self.pods:
             pod.is_leaving = True
         deadline = time.monotonic() + PATIENCE
-        while not self.pods[0].keeper.do_all_leave:
+        while not knows_that_all_leave(self.pods[0].keeper):
             assert time.monotonic() < deadline, "rank 0 never hears that all pods leave"
             time.sleep(0.01)
         for pod in self.pods:

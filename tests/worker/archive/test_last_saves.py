@@ -15,7 +15,7 @@ from elasticjob.archive.storage import Storage
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.records import CHUNK_BYTES
 from worker.peers import gang as gangs
-from worker.peers.gang import FakePod, Gang, wait_for
+from worker.peers.gang import FakePod, Gang, knows_that_all_leave, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -110,7 +110,7 @@ def test_pods_that_are_all_told_to_end_archive_what_was_saved_last(gang: Gang) -
     for rank, pod in enumerate(pods):
         (pod.path / f"last-{rank}.pt").write_bytes(bytes([rank]) * 1000)
         pod.is_leaving = True
-    wait_for(lambda: pods[0].keeper.do_all_leave, "rank 0 knows it")
+    wait_for(lambda: knows_that_all_leave(pods[0].keeper), "rank 0 knows it")
     end(pods, 10.0, 20.0, do_all_leave=False)
     lasts = {f"last-{rank}.pt": bytes([rank]) * 1000 for rank in range(2)}
     assert read_archived(gang, archive) == {"model.pt": b"first", **lasts}
@@ -150,7 +150,8 @@ def test_rank_0_waits_for_what_another_pod_still_saves(gang: Gang, ended: Worker
     first, second = begin(gang, archive)
     thread = threading.Thread(target=end_one, args=(first, 10.0, 100.0), kwargs={"ended": ended}, daemon=True)
     thread.start()
-    wait_for(lambda: first.keeper.is_ending, "its own workers have exited")
+    world = first.keeper._world
+    wait_for(lambda: world and world.is_ending, "its own workers have exited")
     (second.path / "last.pt").write_bytes(b"last")
     end_one(second, 10.0, 100.0)
     thread.join(gangs.PATIENCE)

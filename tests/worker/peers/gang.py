@@ -30,6 +30,13 @@ def wait_for(look: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+def knows_that_all_leave(leader: Keeper) -> bool:
+    """Whether rank 0 has heard that all pods of its world have been told to end."""
+    with leader._lock:
+        lead = None if leader._world is None else leader._world.lead
+        return lead is not None and lead.do_all_leave
+
+
 class FakeStore:
     """The store of a world, which all of its pods reach."""
 

@@ -53,7 +53,6 @@ class _World:
     entered_at: float = field(default_factory=time.monotonic)
     is_ending: bool = False
     is_over: bool = False  # rank 0 has done what it could before all pods go
-    do_all_leave: bool = False  # rank 0 knows that all pods of it have been told to end
 
     @property
     def size(self) -> int:
@@ -224,20 +223,6 @@ class Keeper:
         finally:
             peers.close()
         return said.get("leaving") is True
-
-    @property
-    def do_all_leave(self) -> bool:
-        """Whether all pods of this world have been told to end, as far as this one has heard."""
-        with self._lock:
-            world = self._world
-            if world is None:
-                return False
-            return world.do_all_leave if world.lead is None else world.lead.do_all_leave
-
-    @property
-    def is_ending(self) -> bool:
-        with self._lock:
-            return self._world is not None and self._world.is_ending
 
     def _await_archived(self, world: _World, deadline: float, *, is_newest: bool) -> None:
         """At rank 0, have the last record archived. Others stay until then: rank 0 makes no record without them."""
@@ -414,7 +399,6 @@ class Keeper:
             try:
                 header, body = world.peers.tell(0, "report", report.dump(), **said)
                 world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
-                world.do_all_leave = header.get("leaving") is True
                 archived = str(header.get("archived", ""))
                 # An older agent does not say that it is over.
                 world.is_over = header.get("over", archived == name) is True
@@ -532,9 +516,9 @@ class Keeper:
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}, b""
             ending = Ending(header.get("leaving") is True, header.get("done") is not False)
-            world.lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")), ending)
-            answer: dict[str, Any] = {"round": world.lead.round, "urgent": world.lead.is_proposing()}
-            answer |= {"leaving": world.lead.do_all_leave, "over": world.is_over}
+            lead = world.lead
+            lead.take(rank, report, int(header.get("round", 0)), str(header.get("known")), ending)
+            answer: dict[str, Any] = {"round": lead.round, "urgent": lead.is_proposing(), "over": world.is_over}
             if self._last_tier is not None:
                 answer["archived"] = self._last_tier.saved_name
         record = self.record
