@@ -58,38 +58,56 @@ def await_step(out: Path, after: float, world: int) -> float:
     return wait_for(look, f"steps in a world of {world}", timeout=PATIENCE)
 
 
-def tell(jobs: Jobs, cluster: Cluster, operator: OperatorProcess, name: str, spec: dict[str, Any], out: Path) -> Told:
-    """Start at 2, grow to 3, lose rank 0, shrink to 2, restart the operator, and let the job end."""
+def tell(
+    jobs: Jobs,
+    cluster: Cluster,
+    operator: OperatorProcess,
+    name: str,
+    spec: dict[str, Any],
+    out: Path,
+    sizes: Sequence[int] = (2, 3, 2),
+    killed: Sequence[int] = (0,),
+    settled: int = 25,
+) -> Told:
+    """Start at the first size, go to the second, lose the pod of each of these ranks in turn, go to the third, restart
+    the operator, go to the other sizes, and let the job end.
+    """
     told = Told()
+    first, second, third, *others = sizes
 
     def note(event: str) -> float:
         told.events.append((event, time.time()))
         return told.events[-1][1]
 
+    def change(before: int, after: int) -> None:
+        since = note(f"{before} to {after}")
+        jobs.scale(name, after)
+        await_step(out, since, after)
+        settle(out, settled)
+
+    def lose(rank: int) -> None:
+        status = jobs.await_world(name, second)
+        since, generation = note(f"rank {rank} killed"), status["rendezvous"]["generation"]
+        cluster.kill_pod(jobs.namespace, status["rendezvous"]["members"][rank]["pod"], signal.SIGKILL)
+        wait_for(lambda: any(s.t > since and s.generation > generation for s in read_steps(out)),
+                 "a step after the loss", PATIENCE)  # fmt: skip
+        jobs.await_world(name, second, above=generation, timeout=PATIENCE)
+        await_step(out, since, second)
+        settle(out, settled)
+
     jobs.create(name, spec)
-    since = note("start")
-    await_step(out, since, 2)
-    settle(out)
-    since = note("2 to 3")
-    jobs.scale(name, 3)
-    await_step(out, since, 3)
-    settle(out)
-    status = jobs.await_world(name, 3)
-    since = note("rank 0 killed")
-    cluster.kill_pod(jobs.namespace, status["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
-    wait_for(lambda: any(s.t > since and s.generation > status["rendezvous"]["generation"] for s in read_steps(out)),
-             "a step after the loss", PATIENCE)  # fmt: skip
-    jobs.await_world(name, 3, above=status["rendezvous"]["generation"], timeout=PATIENCE)
-    await_step(out, since, 3)
-    settle(out)
-    since = note("3 to 2")
-    jobs.scale(name, 2)
-    await_step(out, since, 2)
-    settle(out)
+    await_step(out, note("start"), first)
+    settle(out, settled)
+    change(first, second)
+    for rank in killed:
+        lose(rank)
+    change(second, third)
     note("operator restarted")
     operator.kill()
     operator.start()
-    settle(out)
+    settle(out, settled)
+    for before, after in itertools.pairwise((third, *others)):
+        change(before, after)
     note("end")
     (out / "finish").touch()
     jobs.await_condition(name, "Complete", timeout=PATIENCE)
@@ -97,7 +115,7 @@ def tell(jobs: Jobs, cluster: Cluster, operator: OperatorProcess, name: str, spe
     return told
 
 
-def settle(out: Path, steps: int = 25) -> None:
+def settle(out: Path, steps: int) -> None:
     """Let the job make a few steps more, so that a checkpoint is there and the standby is quiet."""
     last = max(one.step for one in read_steps(out)[-3:])
     since = time.time()

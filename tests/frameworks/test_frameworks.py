@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,17 @@ class Row:
     exact: bool = False  # every whole epoch has every sample once, at any size
     charged: int = 0  # failures that the stack causes by itself
     processes: int | None = None  # in a session: one of each pod, and the killed pod's successor
+    repeated: int = 1  # in a session: steps that a loss costs
     needs: tuple[str, ...] = ("torch",)  # modules that have to be there
+    sizes: tuple[int, ...] = (2, 3, 2)
+    killed: tuple[int, ...] = (0,)  # ranks, at the second size
+    increment: int = 1
+    settled: int = 25  # steps between two changes, in which a checkpoint is saved
 
+
+# Two dimensions at 4 ranks. The killed ranks are at either end of each: a shard, a half of a layer, a stage, a replica.
+TITAN = Row("torchtitan_llama3.py", steps=300, exact=True, settled=12, needs=("torchtitan",))
+TWO_BY_TWO = replace(TITAN, sizes=(2, 4, 2, 4), killed=(0, 3), increment=2)
 
 ROWS = {
     "transformers": Row("transformers_trainer.py", needs=("transformers", "accelerate")),
@@ -57,6 +66,13 @@ ROWS = {
     "snapshot": Row("snapshot_ddp.py", exact=True),
     "horovod-compat": Row("horovod_compat.py", exact=True),
     "spark-parquet": Row("spark_parquet.py", exact=True, processes=4, needs=("pyarrow",)),
+    "torchtitan": replace(TITAN, sizes=(2, 4, 2, 4), killed=(0, 3)),
+    "torchtitan-async": replace(TITAN, arguments=("async",)),
+    "torchtitan-tensor": replace(TWO_BY_TWO, arguments=("tensor=2",)),
+    "torchtitan-pipeline": replace(TWO_BY_TWO, arguments=("pipeline=2",)),
+    "torchtitan-hsdp": replace(TWO_BY_TWO, arguments=("replicas=2",)),
+    # Its shards are copied in every second step.
+    "torchtitan-session": replace(TITAN, program="torchtitan_session.py", processes=4, repeated=4),
     # A process of JAX ends itself when it loses the coordinator, which is rank 0.
     "jax": Row("jax_restart.py", exact=True, charged=1, needs=("jax",)),
 }
@@ -74,8 +90,8 @@ def find_spec(row: Row, out: Path) -> dict[str, Any]:
     }
     env = [{"name": name, "value": value} for name, value in variables.items()]
     container = {"name": "trainer", "image": "a/b:1", "command": command, "env": env}
-    policy = {"minReplicas": 1, "maxReplicas": 3}
-    return {"replicas": 2, "elasticPolicy": policy, "template": {"spec": {"containers": [container]}}}
+    policy = {"minReplicas": row.increment, "maxReplicas": max(row.sizes), "replicaIncrementStep": row.increment}
+    return {"replicas": row.sizes[0], "elasticPolicy": policy, "template": {"spec": {"containers": [container]}}}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -84,16 +100,18 @@ def test_a_training_stack_goes_through_every_change(
 ) -> None:
     row = ROWS[name]
     require(*row.needs)
-    told = story.tell(jobs, cluster, operator, name, find_spec(row, tmp_path), tmp_path)
+    told = story.tell(
+        jobs, cluster, operator, name, find_spec(row, tmp_path), tmp_path, row.sizes, row.killed, row.settled
+    )
     lineage = story.find_lineage(told.steps)
     assert set(lineage) == set(range(1, row.steps + 1)), "every step was made"
-    assert {one.world for one in told.steps} >= {2, 3}, "it trained at both sizes"
+    assert {one.world for one in told.steps} >= set(row.sizes), "it trained at each size"
     first, last = story.find_losses(told.steps)
     assert last < 0.5 * first, "it learned"
     uneven = story.find_uneven(told.steps, SAMPLES)
     if row.processes is not None:
         assert len(list(tmp_path.glob("*.jsonl"))) == row.processes, "nobody was started again"
-        assert story.count_repeated(told.steps) <= 1, "only the step that the loss broke"
+        assert story.count_repeated(told.steps) <= row.repeated, "only the step that the loss broke"
         unwritten = [one for one in uneven.values() if one[0] <= BATCH / 3 and not one[1]]
         assert len(uneven) == len(unwritten) <= 1, "the killed pod may have made a step that it did not write down"
     elif row.exact:
