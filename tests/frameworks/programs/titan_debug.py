@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import titan_on_cpus  # noqa: F401 - before anything else of torchtitan
@@ -16,6 +17,7 @@ from torchtitan.train import Trainer
 
 BATCH = 24  # of all ranks together
 LENGTH = 16  # tokens of a sequence
+_numbers = itertools.count()
 
 
 class Sequences(torch.utils.data.Dataset):
@@ -63,10 +65,11 @@ def make_config(steps, build_dataloader, copies):
     """The configuration of a world in which so many copies, or parts, of the model have data of their own."""
     spec = get_train_spec("llama3")
     spec.build_dataloader_fn, spec.build_tokenizer_fn = build_dataloader, None
-    register_train_spec(f"counting-{copies}", spec)
+    name = f"counting-{next(_numbers)}"  # a session comes here in each world
+    register_train_spec(name, spec)
     config = JobConfig()
     config.job.dump_folder = os.environ["OUT"]
-    config.model.name, config.model.flavor = f"counting-{copies}", "debugmodel"
+    config.model.name, config.model.flavor = name, "debugmodel"
     config.training.steps, config.training.seq_len = steps, LENGTH
     config.training.local_batch_size = BATCH // copies
     config.training.mixed_precision_param = "float32"
