@@ -1,9 +1,14 @@
-"""Work in numbers that depend on nothing but the code: the lines that run, and the calls that are made."""
+"""Work in numbers that depend on nothing but the code: the lines that run, and the calls that are made.
+
+Python's garbage collection may come at any time, and calls who wants to know of it: hypothesis does. So it waits.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -30,11 +35,12 @@ def count_calls(work: Callable[[], object]) -> int:
         calls += event in ("call", "c_call")
 
     before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
+    with _without_collection():
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(before)
     return calls
 
 
@@ -54,8 +60,20 @@ def count_work(work: Callable[[], object]) -> int:
 
 def _trace(work: Callable[[], object], note: Callable[[FrameType, str, object], Any]) -> None:
     before = sys.gettrace()
-    sys.settrace(note)
+    with _without_collection():
+        sys.settrace(note)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
     try:
-        work()
+        yield
     finally:
-        sys.settrace(before)
+        if was_on:
+            gc.enable()
