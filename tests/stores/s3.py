@@ -87,11 +87,11 @@ def test_a_save_comes_back_whole_and_only_what_changed_is_sent(place: tuple[str,
 def test_old_saves_are_pruned(place: tuple[str, Path], tmp_path: Path) -> None:
     storage = Storage(*place)
     chunks = {digest_of(data): data for data in (b"shared", *(str(step).encode() for step in range(4)))}
-    leader, sender = Leader(storage, "uid", 1, 9, lambda: "now"), Sender(storage, chunks.get, 1e12)
+    leader, sender = Leader(storage, "uid", 1, 9, lambda: "now"), Sender(storage, chunks.get, 1e12, has_hurry=True)
 
     def send(shares: Mapping[int, Sequence[Object]]) -> None:
         for objects in shares.values():
-            sender.send(objects, lambda: False, hurry=True)
+            sender.send(objects, lambda: False)
 
     for step in range(4):
         names = {"shared": b"shared", "own": str(step).encode()}

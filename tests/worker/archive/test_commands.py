@@ -205,12 +205,12 @@ def test_a_command_names_its_own_option_where_the_keys_are_missing(
 def write_saves(storage: Storage, generation: int, steps: Sequence[int], keep: int = 9) -> None:
     """A file that all saves share, and one for each, by an agent that deletes nothing."""
     chunks = {digest_of(data): data for data in (b"shared", *(str(step).encode() for step in steps))}
-    sender = Sender(storage, chunks.get, float("inf"))
+    sender = Sender(storage, chunks.get, float("inf"), has_hurry=True)
     leader = Leader(storage, "uid", generation, keep, lambda: "now")
 
     def send(shares: Mapping[int, Sequence[Object]]) -> None:
         for objects in shares.values():
-            sender.send(objects, lambda: False, hurry=True)
+            sender.send(objects, lambda: False)
 
     for number, step in enumerate(steps, 1):
         names = {"shared": b"shared", "own": str(step).encode()}

@@ -86,10 +86,10 @@ def test_in_a_hurry_what_was_sent_beside_a_failed_request_is_not_sent_again(
 
     monkeypatch.setattr(Storage, "put", fail_first)
     storage = Storage(f"file://{tmp_path}")
-    sender = Sender(storage, chunks.get, 1e12)
+    sender = Sender(storage, chunks.get, 1e12, has_hurry=True)
     with pytest.raises(StoreError, match="busy"):
-        sender.send(objects, lambda: False, hurry=True)
+        sender.send(objects, lambda: False)
     assert sender.bytes == 500 * (AT_ONCE - 1)
-    sender.send(objects, lambda: False, hurry=True)
+    sender.send(objects, lambda: False)
     assert names[AT_ONCE:] == [objects[0].name]
     assert (sender.bytes, len(storage.list("objects"))) == (500 * AT_ONCE, AT_ONCE)

@@ -172,10 +172,10 @@ class Making:
 
     def save(self, data: bytes) -> None:
         chunks = {digest_of(data): data}
-        sender, self._number = Sender(self.storage, chunks.get, float("inf")), self._number + 1
+        sender, self._number = Sender(self.storage, chunks.get, float("inf"), has_hurry=True), self._number + 1
 
         def send(shares: Mapping[int, Sequence[Object]]) -> None:
-            sender.send(shares.get(0, ()), lambda: False, hurry=True)
+            sender.send(shares.get(0, ()), lambda: False)
 
         record = Record(1, self._number, {"model.pt": File(len(data), 0o600, tuple(chunks))})
         self._leader.save(record, None, lambda missing: dict.fromkeys(missing, (0,)), send)

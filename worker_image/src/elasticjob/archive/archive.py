@@ -299,8 +299,8 @@ class Archive:
             waiting = {rank for rank, objects in orders.items() if self._order(world, rank, objects)}
             self._sender.send(shares.get(members.rank, ()), is_over)
             for rank in orders.keys() - waiting:  # an older agent, which only hands out what it has
-                sender = Sender(self._storage, _reader_of(members, rank), self._settings.bytes_per_second)
-                sender.send(orders[rank], is_over, hurry=world.is_hurry)
+                rate, has_hurry = self._settings.bytes_per_second, world.is_hurry
+                Sender(self._storage, _reader_of(members, rank), rate, has_hurry=has_hurry).send(orders[rank], is_over)
             while waiting:
                 if is_over():
                     raise OverError

@@ -126,10 +126,10 @@ def push(storage: Storage, source: Path, step: int | None = None) -> Save:
         data = folder.read_chunk(*places[digest])
         return data if digest_of(data) == digest else None  # it has changed since
 
-    sender = Sender(storage, read, float("inf"))
+    sender = Sender(storage, read, float("inf"), has_hurry=True)
 
     def send(shares: Mapping[int, Sequence[Object]]) -> None:
-        sender.send(shares.get(0, ()), lambda: False, hurry=True)
+        sender.send(shares.get(0, ()), lambda: False)
 
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     leader = Leader(storage, "", 0, 1, lambda: now)

@@ -41,18 +41,25 @@ class LostError(StoreError):
 class Sender:
     """Sends objects of chunks that this pod holds. For one thread."""
 
-    def __init__(self, storage: Storage, read: Callable[[str], bytes | None], bytes_per_second: float) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        read: Callable[[str], bytes | None],
+        bytes_per_second: float,
+        *,
+        has_hurry: bool = False,
+    ) -> None:
         self._storage, self._read, self._rate = storage, read, bytes_per_second
         self._sent: set[str] = set()  # names of objects
         self._free_at = 0.0
-        self.has_hurry = False  # no rate is kept any more; may be set while `send` is under way
+        self.has_hurry = has_hurry  # no rate is kept; may be set while `send` is under way
         self.bytes = 0  # sent so far
 
     def forget(self) -> None:
         """Send again what is asked for: the store has lost something."""
         self._sent.clear()
 
-    def send(self, objects: Sequence[Object], is_over: Callable[[], bool], *, hurry: bool = False) -> None:
+    def send(self, objects: Sequence[Object], is_over: Callable[[], bool]) -> None:
         """Raises GoneError, OverError or StoreError. Goes on where it stopped if it is called again.
 
         One object after the other; where there is a hurry, a few at once.
@@ -75,7 +82,7 @@ class Sender:
                     continue
                 check()
                 put = partial(self._storage.put, f"{layout.OBJECTS}/{one.name}", self._collect(one))
-                if hurry or self.has_hurry:
+                if self.has_hurry:
                     finish(AT_ONCE - 1)
                     under_way.append((one, Answer(put)))
                 else:

@@ -19,7 +19,6 @@ from elasticjob.context import buddies
 
 _log = logging.getLogger("elasticjob.checkpoint.copies")
 _NOTHING = -1
-_SIGNED = 1 << 63  # a checksum is unsigned, a tensor's numbers are not
 
 
 class Copies:
@@ -49,7 +48,7 @@ class Copies:
         plain = messages.to_tensor(text)
         sizes = [_NOTHING] * 4
         if held is not None:
-            sizes = [held.step, plain.numel(), data.numel(), skeletons.digest(data) - _SIGNED]
+            sizes = [held.step, plain.numel(), data.numel(), skeletons.signed_digest(data)]
         step, text_size, size, digest = self._swap(torch.tensor(sizes), torch.zeros(4, dtype=torch.int64)).tolist()
         slot = None if step == _NOTHING else self._reserve(size)
         # The answer goes the other way: to the rank whose part it is.
@@ -65,7 +64,7 @@ class Copies:
         _wait(under_way)
         if slot is None:
             return
-        if skeletons.digest(slot.data) - _SIGNED != digest:
+        if skeletons.signed_digest(slot.data) != digest:
             _log.warning("Step %d: the copy of rank %d's part arrived damaged and is not used.", step, self._source)
             return
         slot.commit(Held(self._world, step, self._source, self._size), messages.to_text(received))

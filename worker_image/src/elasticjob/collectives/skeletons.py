@@ -91,7 +91,7 @@ def digest(tensor: torch.Tensor) -> int:
     and the sums are mixed with the index of the row. The upper half of a word is weighted once more: what is multiplied
     modulo 2^64 moves to higher bits, so the highest ones alone would not depend on their place.
     """
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    raw = as_bytes(tensor)
     if raw.numel() == 0:
         return 0
     if raw.storage_offset() % 8:
@@ -129,6 +129,16 @@ def _mix(number: int) -> int:
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _MASK
     return mixed ^ (mixed >> 31)
+
+
+def signed_digest(tensor: torch.Tensor) -> int:
+    """The same, as a number of a tensor: those have a sign."""
+    return digest(tensor) - _SIGN
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in its own memory if it is contiguous, and otherwise in a copy."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def combine(digests: list[int]) -> int:

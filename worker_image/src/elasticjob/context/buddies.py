@@ -46,6 +46,11 @@ def number_node(environ: Mapping[str, str], pod: int) -> int:
     return zlib.crc32(node.encode()) if node else -1 - pod
 
 
+def number_own_node(rank: int) -> int:
+    """The number of this rank's node."""
+    return number_node(os.environ, rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def choose(per_pod: int, group: Any) -> Buddies | None:
     """This rank's buddies; None if there is no other pod. All ranks of the group, which is on the CPU, call it."""
     rank = dist.get_rank()

@@ -10,9 +10,8 @@ source's digests before any rank goes on.
 from __future__ import annotations
 
 import itertools
-import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +65,19 @@ def digest_inventory(inventory: Inventory) -> int:
     return skeletons.combine(plain + [one for section in inventory.values() for one in section.digests])
 
 
+def confirm(is_right: bool, size: int, group: Any) -> None:
+    """Go on only if every rank has what the source has. All ranks call it. Raises WorldLostError.
+
+    `size`: the bytes that have come to this rank. On a device nothing raises if a member is lost: after an abort
+    anything can be in the memory. A digest waits for the device, and tells.
+    """
+    rows = messages.all_gather_integers([not is_right, size], group)
+    wrong = [rank for rank, (is_wrong, _) in enumerate(rows) if is_wrong]
+    if wrong:
+        raise WorldLostError(f"the state has not arrived as it was sent, at rank {', '.join(map(str, wrong))}")
+    progress.transfer.most_bytes += max(came for _, came in rows)
+
+
 @dataclass
 class Exchange:
     """One exchange of state in a world: the source and the groups to use."""
@@ -95,27 +107,15 @@ class Exchange:
             digests += section.digests
             received[name] = (section.skeleton, tensors)
         if parcels:
-            pod = self.rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            table = messages.all_gather_integers([buddies.number_node(os.environ, pod), *lacks], self.flags)
+            table = messages.all_gather_integers([buddies.number_own_node(self.rank), *lacks], self.flags)
             nodes, rows = [row[0] for row in table], [row[1:] for row in table]
             self._send(parcels, rows, nodes)
-            self._check(itertools.compress(zip(parcels, digests, strict=True), rows[self.rank]))
-            sizes = [parcel.size for parcel in parcels]
-            progress.transfer.most_bytes += max(sum(itertools.compress(sizes, row)) for row in rows)
+            arrived = [*itertools.compress(zip(parcels, digests, strict=True), rows[self.rank])]
+            is_right = all(skeletons.digest(parcel.wrap()) == digest for parcel, digest in arrived)
+            confirm(is_right, sum(parcel.size for parcel, _ in arrived), self.flags)
         if self.rank == self.source:
             return None
         return {name: skeletons.join(skeleton, tensors) for name, (skeleton, tensors) in received.items()}
-
-    def _check(self, received: Iterable[tuple[_Parcel, int]]) -> None:
-        """Go on only if every rank has what the source has. All ranks call it. Raises WorldLostError.
-
-        On a device nothing raises if a member is lost: after an abort anything can be in the memory. A digest waits for
-        the device, and tells.
-        """
-        is_wrong = any(skeletons.digest(parcel.wrap()) != digest for parcel, digest in received)
-        wrong = [rank for rank, (said,) in enumerate(messages.all_gather_integers([is_wrong], self.flags)) if said]
-        if wrong:
-            raise WorldLostError(f"the state has not arrived as it was sent, at rank {', '.join(map(str, wrong))}")
 
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
         """The receive buffers of a section; tensors with a matching layout are reused."""
@@ -255,8 +255,8 @@ def _has_slots(mine: Section, theirs: Section) -> bool:
 def _wrap(chunk: list[skeletons.Slot], tensors: list[torch.Tensor]) -> torch.Tensor:
     """The bytes of a chunk: a contiguous tensor's own memory, otherwise a copy."""
     if len(chunk) == 1:
-        return _bytes(tensors[chunk[0].index])
-    return torch.cat([_bytes(tensors[slot.index]) for slot in chunk])
+        return skeletons.as_bytes(tensors[chunk[0].index])
+    return torch.cat([skeletons.as_bytes(tensors[slot.index]) for slot in chunk])
 
 
 def _unwrap(flat: torch.Tensor, chunk: list[skeletons.Slot], tensors: list[torch.Tensor]) -> None:
@@ -270,7 +270,3 @@ def _unwrap(flat: torch.Tensor, chunk: list[skeletons.Slot], tensors: list[torch
             if piece.storage_offset() % slot.dtype.itemsize:
                 piece = piece.clone()
             tensor.copy_(piece.view(slot.dtype).view(slot.shape))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)

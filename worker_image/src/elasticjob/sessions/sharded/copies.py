@@ -25,7 +25,6 @@ from elasticjob.torchcompat import threads, waits
 logger = logging.getLogger("elasticjob")
 
 _PIECE_BYTES = 64 << 20
-_SIGNED = 1 << 63  # a digest is unsigned, a tensor's numbers are not
 
 
 class Exchange(threads.Thread):
@@ -50,11 +49,11 @@ class Exchange(threads.Thread):
     def _exchange(self) -> None:
         self.mine.wait()
         plain, data = messages.to_tensor(self.mine.text), self.mine.data
-        sizes = torch.tensor([plain.numel(), data.numel(), skeletons.digest(data) - _SIGNED])
+        sizes = torch.tensor([plain.numel(), data.numel(), skeletons.signed_digest(data)])
         text_size, size, digest = self._swap(sizes, torch.zeros(3, dtype=torch.int64)).tolist()
         text = self._swap(plain, torch.empty(text_size, dtype=torch.uint8))
         received = self._swap(data, prepare(size, self._old))
-        if skeletons.digest(received) - _SIGNED != digest:
+        if skeletons.signed_digest(received) != digest:
             logger.warning("Step %d: rank %d's shards arrived damaged and are not used.", self.step, self.source)
             return
         self.received = Parcel(messages.to_text(text), received)

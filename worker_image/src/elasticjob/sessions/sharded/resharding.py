@@ -9,7 +9,6 @@ the sender's digests before any rank goes on.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,17 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticjob.channel import progress
 from elasticjob.collectives import deliveries, messages, plaindata, skeletons
 from elasticjob.context import buddies
-from elasticjob.errors import WorldLostError
+from elasticjob.sessions import transfer
 from elasticjob.sessions.recovery import RecoveryPlan
 from elasticjob.sessions.sharded import parts
 from elasticjob.sessions.sharded.parts import Leaf
 from elasticjob.torchcompat import waits
 
 _AT_ONCE_BYTES = 256 << 20  # of the whole model, whose messages are under way
-_SIGNED = 1 << 63  # a digest is unsigned, a tensor's numbers are not
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ class Resharding:
         self._leaves = list(self.leaves.values())
         found = {index: parts.find_tensors(part) for index, part in held.items()}
         self._tensors = {index: [tensors[path] for path in self.leaves] for index, tensors in found.items()}
-        pod = self._rank // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        row = [buddies.number_node(os.environ, pod), *self._digest(plan.holders)]
+        row = [buddies.number_own_node(self._rank), *self._digest(plan.holders)]
         rows = messages.all_gather_integers(row, group)
         self._nodes = [row[0] for row in rows]
         self._holders = trust(plan.holders, [row[1:] for row in rows])
@@ -146,11 +142,11 @@ class Resharding:
         for some in group_leaves([leaf.size for leaf in self._leaves]):
             sent = [one for rank, mine in served.items() if mine for one in self._send(some, rank, wanted[rank], mine)]
             for arrived, digest in self._receive(some, wanted[self._rank], received):
-                wrong += skeletons.digest(arrived) - _SIGNED != digest
+                wrong += skeletons.signed_digest(arrived) != digest
                 size += arrived.numel() * arrived.itemsize
             for one in sent:
                 one.wait()
-        self._check(wrong, size)
+        transfer.confirm(wrong == 0, size, self._group)
         return received
 
     def _tell(self, needs: Sequence[Need]) -> list[list[Need]]:
@@ -173,8 +169,10 @@ class Resharding:
         for at, slice_ in self._find_slices(some, needs):
             if slice_.index in served:
                 piece = self._cut(at, slice_).contiguous()
-                digests.append(skeletons.digest(piece) - _SIGNED)
-                yield deliveries.send(_bytes(piece), rank, self._group, tag=self._number(some, at, slice_.index))
+                digests.append(skeletons.signed_digest(piece))
+                yield deliveries.send(
+                    skeletons.as_bytes(piece), rank, self._group, tag=self._number(some, at, slice_.index)
+                )
         if digests:
             told = torch.tensor(digests, dtype=torch.int64)
             yield deliveries.send(told, rank, self._group, tag=self._number(some, some.stop, 0))
@@ -192,7 +190,7 @@ class Resharding:
                 continue
             flat = place if place.is_contiguous() else torch.empty(place.shape, dtype=place.dtype)
             tag = self._number(some, at, slice_.index)
-            delivery = deliveries.receive(_bytes(flat), source, self._group, tag=tag)
+            delivery = deliveries.receive(skeletons.as_bytes(flat), source, self._group, tag=tag)
             coming.setdefault(source, []).append((flat, place, delivery))
         for source, arriving in coming.items():
             digests = torch.empty(len(arriving), dtype=torch.int64)
@@ -216,13 +214,6 @@ class Resharding:
 
     def _cut(self, at: int, slice_: Slice) -> torch.Tensor:
         return _narrow(self._tensors[slice_.index][at], slice_.ranges)
-
-    def _check(self, wrong: int, size: int) -> None:
-        rows = messages.all_gather_integers([wrong, size], self._group)
-        ranks = [rank for rank, (count, _) in enumerate(rows) if count]
-        if ranks:
-            raise WorldLostError(f"the state has not arrived as it was sent, at rank {', '.join(map(str, ranks))}")
-        progress.transfer.most_bytes += max(count for _, count in rows)
 
 
 def trust(holders: Sequence[Sequence[int]], digests: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -248,7 +239,3 @@ def _narrow(tensor: torch.Tensor, ranges: Mapping[int, tuple[int, int]]) -> torc
     for dim, (start, length) in ranges.items():
         tensor = tensor.narrow(dim, start, length)
     return tensor
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
