@@ -13,6 +13,7 @@ from elasticjob_operator.membership.member_health import MemberHealth, MemberVer
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.plan import flapping
 from elasticjob_operator.plan.plan import Plan, Seen, plan
+from elasticjob_operator.times import format_time
 
 SPEC = make_spec(1, 2, replicas=2, elasticPolicy={"maxRestarts": 3})
 
@@ -26,7 +27,7 @@ def look(status: api.Status, agents: Mapping[str, Agent], now: float, spec: api.
     return plan(Seen(make_job(spec, status), pods, agents, now=now, hub_started=NOW - 1000))
 
 
-def flap(status: api.Status, now: float, *, progress: bool = False) -> Plan:
+def flap(status: api.Status, now: float) -> Plan:
     """Both members are ready again at once, each time with another store; pod 1 was first."""
     generation = status.rendezvous.generation
     agents = {
@@ -73,6 +74,19 @@ def test_now_and_then_is_free() -> None:
         assert made.announces
         status, now = made.status, now + flapping.SECONDS
     assert status.restarts.total == 0
+
+
+def test_a_world_that_an_update_of_the_code_has_ended_left_for_a_reason() -> None:
+    """However many updates follow each other: nobody is charged, and none waits."""
+    status, now = start(), NOW
+    for revision in range(1, 20):
+        code = api.CodeStatus(revision=revision, time=format_time(now), proven=True)
+        made = flap(status.model_copy(update={"code": code}), now)
+        assert made.announces, f"update {revision} forms its world at once"
+        assert made.status.rendezvous.revision == revision
+        status, now = made.status, now + 1.0
+    assert status.restarts.total == 0
+    assert status.restarts.unasked_until is None
 
 
 def test_a_wait_for_others_is_one_time() -> None:
