@@ -71,7 +71,7 @@ def decide(situation: Situation, verdicts: tuple[MemberVerdict, ...] | None = No
         return _finish(situation, verdicts)
     if any(j.health in _BROKEN or _is_hung(j, situation) for j in verdicts) or _are_quiet(verdicts, situation):
         return _regroup(
-            situation, verdicts, cause=_breaking_cause(situation, verdicts), checkpoint=_can_save(situation, verdicts)
+            situation, verdicts, cause=breaking_cause(situation, verdicts), checkpoint=_can_save(situation, verdicts)
         )
     if situation.ordered is not None:
         return _regroup(situation, verdicts, cause=Cause.RULE, checkpoint=situation.ordered.saves)
@@ -88,7 +88,7 @@ def _finish(situation: Situation, verdicts: tuple[MemberVerdict, ...]) -> Decisi
     rest = tuple(j for j in verdicts if j.health is not MemberHealth.SUCCEEDED)
     if any(j.health in _BROKEN for j in rest):
         alone = replace(situation, sizes=Sizes(min=1, wanted=len(rest)))
-        return _regroup(alone, verdicts, cause=_breaking_cause(situation, rest), checkpoint=False)
+        return _regroup(alone, verdicts, cause=breaking_cause(situation, rest), checkpoint=False)
     kept = _keep(situation, verdicts, None)
     return replace(kept, state=State.ENDING, reason="members are finishing")
 
@@ -118,8 +118,8 @@ def _are_quiet(verdicts: Sequence[MemberVerdict], situation: Situation) -> bool:
     return len(agents) == len(verdicts) > 0 and all(a is not None and a.state.quiet == generation for a in agents)
 
 
-def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> str:
-    """Why the world must end: failed, lost, leaving or joining members, evaluated anew in every pass."""
+def breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> str:
+    """Why the world must end, evaluated anew in every pass; `REGROUP` if its members have left it for no reason."""
     if any(_is_hung(j, situation) for j in verdicts) or _are_quiet(verdicts, situation):
         return Cause.HUNG
     broken = [j for j in verdicts if j.health in _BROKEN]
@@ -134,9 +134,10 @@ def _breaking_cause(situation: Situation, verdicts: Sequence[MemberVerdict]) -> 
     leaving = next((j.leaving for j in verdicts if j.leaving), "")
     if leaving:
         return leaving
-    if not joiners.find_joiners(situation, verdicts):
-        return Cause.REGROUP
-    return Cause.STRAGGLER if any(j.worker and j.worker.replaced for j in verdicts) else Cause.SCALE_UP
+    coming = joiners.find_joiners(situation, verdicts)
+    if coming and any(j.worker and j.worker.replaced for j in verdicts):
+        return Cause.STRAGGLER
+    return Cause.SCALE_UP if situation.sizes.legal(len(verdicts) + len(coming)) > len(verdicts) else Cause.REGROUP
 
 
 def _can_save(situation: Situation, verdicts: Sequence[MemberVerdict]) -> bool:

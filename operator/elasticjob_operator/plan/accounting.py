@@ -16,7 +16,7 @@ from elasticjob_operator.failures import backoff_rules, budget, classify, lost_m
 from elasticjob_operator.failures.backoff_rules import Setback
 from elasticjob_operator.failures.classify import Blame, Failure, Verdict
 from elasticjob_operator.history import faulty_nodes, rank_failures, worlds
-from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, ended_well
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, ended_well
 from elasticjob_operator.model import contradictions
 from elasticjob_operator.model.containers import PodPhase
 from elasticjob_operator.model.observe import Pod
@@ -42,14 +42,16 @@ class Accounting:
     message: str = ""
 
 
-def book(seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict], missing: int) -> Accounting:
-    """Account for all failures since the last pass. `missing`: number of pods to create."""
+def book(
+    seen: Seen, spec: api.Spec, status: api.Status, situation: Situation, verdicts: Sequence[MemberVerdict]
+) -> Accounting:
+    """Account for all failures since the last pass."""
     status = _note_unsaved(seen, status, verdicts)
     found = find_failures(seen, spec, status, verdicts)
     if not found:
-        status, found = _note_restless(seen, spec, status, verdicts)
+        status, found = _note_restless(seen, status, situation, verdicts)
     if not found:
-        if missing:
+        if situation.missing:
             status = _note_departed(seen, spec, status, verdicts)
         return Accounting(_forget_counted(seen, status))
     found = [replace(one, altered=seen.altered) if one.blame is Blame.USER else one for one in found]
@@ -141,11 +143,13 @@ def _note_unsaved(seen: Seen, status: api.Status, verdicts: Sequence[MemberVerdi
 
 
 def _note_restless(
-    seen: Seen, spec: api.Spec, status: api.Status, verdicts: Sequence[MemberVerdict]
+    seen: Seen, status: api.Status, situation: Situation, verdicts: Sequence[MemberVerdict]
 ) -> tuple[api.Status, list[Failure]]:
     """Account for a world that members left without a known failure: free a few times, then charged to the first."""
     generation = status.rendezvous.generation
-    first = flapping.find_first(seen, spec, verdicts) if generation > status.restarts.generation else None
+    if generation <= status.restarts.generation:
+        return status, []
+    first = flapping.find_first(situation, seen.job.status, verdicts)
     if first is None:
         return status, []
     restarts, is_free = flapping.note(status.restarts, generation, seen.now)

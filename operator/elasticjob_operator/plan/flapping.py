@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elasticjob_operator import api
-from elasticjob_operator.api.wire import AgentPhase
-from elasticjob_operator.failures import incidents
+from elasticjob_operator.api.names import Cause
 from elasticjob_operator.failures.classify import Failure
 from elasticjob_operator.failures.silence import Finding
-from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict
+from elasticjob_operator.membership import decide
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation
 from elasticjob_operator.model.revise import revise
-from elasticjob_operator.plan.values import Seen
 from elasticjob_operator.times import format_time, parse_time
 
 FREE = 5  # cases that are free at once ...
@@ -26,16 +25,13 @@ CALM_SECONDS = 3 * SECONDS  # time without a charge after which the condition is
 REASON = "LeftWorld"
 
 
-def find_first(seen: Seen, spec: api.Spec, verdicts: Sequence[MemberVerdict]) -> MemberVerdict | None:
-    """The member that left first, if the world ended for no other reason; otherwise None."""
-    if not verdicts or not all(_left_by_itself(j) for j in verdicts) or incidents.find_ordered(seen.job.status):
+def find_first(situation: Situation, status: api.Status, verdicts: Sequence[MemberVerdict]) -> MemberVerdict | None:
+    """The member that left first, if the world ended for no other reason. `status`: as it was before this pass."""
+    if not verdicts or any(j.health is not MemberHealth.STOPPED for j in verdicts):
         return None
-    members = {j.member.uid for j in verdicts}
-    if len(members) < spec.wanted and any(
-        a.connected and a.state.phase is AgentPhase.READY for uid, a in seen.agents.items() if uid not in members
-    ):
-        return None  # the world was ended to grow
-    if _has_lost_others(seen.job.status):
+    if decide.breaking_cause(situation, verdicts) != Cause.REGROUP:
+        return None
+    if _has_lost_others(status):
         return None  # the world was ended to grow, and the joiner has failed meanwhile
     return min(verdicts, key=_left_at)
 
@@ -45,16 +41,6 @@ def _has_lost_others(status: api.Status) -> bool:
     backoff = status.restarts.backoff
     failed, formed = parse_time(backoff.since) if backoff else None, parse_time(status.rendezvous.formed_time)
     return failed is not None and formed is not None and failed >= formed
-
-
-def _left_by_itself(verdicts: MemberVerdict) -> bool:
-    agent = verdicts.worker.agent if verdicts.worker else None
-    return (
-        verdicts.health is MemberHealth.STOPPED
-        and not verdicts.leaving
-        and agent is not None
-        and agent.state.failure is None
-    )
 
 
 def _left_at(verdicts: MemberVerdict) -> float:

@@ -253,7 +253,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
     ended = _check_success(spec, status, verdicts)
     if ended:
         return ending.end(seen, status, api.Phase.COMPLETE, "Completed", ended)
-    booked = accounting.book(seen, spec, status, verdicts, pods.missing)
+    booked = accounting.book(seen, spec, status, situation, verdicts)
     if booked.reason:
         return ending.end(seen, booked.status, api.Phase.FAILED, booked.reason, booked.message)
     found = _note_incidents(seen, spec, booked.status)
@@ -279,7 +279,7 @@ def _run(seen: Seen, config: Config, spec: api.Spec, status: api.Status) -> Plan
             repeats=worlds.count_repeats(status.restarts),
             ordered=incidents.find_ordered(status),
             before=status.restarts.ordered.before if status.restarts.ordered else None,
-            code=updating.code_of(status),
+            code=updating.code_of(status),  # a failure may have taken it back
         )
         decision = decide.decide(situation, verdicts)
     checks = probing.decide(situation)
@@ -353,6 +353,8 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
         missing=pods.missing,
         grace=float(spec.elastic_policy.graceful_shutdown_timeout_seconds),
         broken_since=_broken_since(status),
+        ordered=incidents.find_ordered(status),
+        code=updating.code_of(status),
         settings=config.membership,
     )
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from controller.builders import NOW, make_agent, make_job, make_pod, make_spec, make_world
 from elasticjob_operator import api
-from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Worker
+from elasticjob_operator.membership.member_health import MemberHealth, MemberVerdict, Situation, Worker
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.plan import flapping
 from elasticjob_operator.plan.plan import Plan, Seen, plan
+from elasticjob_operator.sizing.legal import Sizes
 from elasticjob_operator.times import format_time
 
 SPEC = make_spec(1, 2, replicas=2, elasticPolicy={"maxRestarts": 3})
@@ -102,28 +103,35 @@ def test_a_wait_for_others_is_one_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "changes", "others", "wanted", "expected"),
+    ("health", "changes", "others", "wanted", "replaced", "expected"),
     [
-        pytest.param(MemberHealth.STOPPED, {}, {}, 2, "digits-worker-1", id="left for nothing"),
-        pytest.param(MemberHealth.STOPPING, {}, {}, 2, None, id="not all are out yet"),
-        pytest.param(MemberHealth.LOST, {}, {}, 2, None, id="one is lost"),
-        pytest.param(MemberHealth.STOPPED, {"leaving": "drain"}, {}, 2, None, id="one was to go"),
-        pytest.param(MemberHealth.STOPPED, {}, {"u2": make_agent(2)}, 3, None, id="a newcomer waits"),
-        pytest.param(MemberHealth.STOPPED, {}, {"u2": make_agent(2)}, 2, "digits-worker-1", id="a spare waits"),
+        pytest.param(MemberHealth.STOPPED, {}, {}, 2, (), "digits-worker-1", id="left for nothing"),
+        pytest.param(MemberHealth.STOPPING, {}, {}, 2, (), None, id="not all are out yet"),
+        pytest.param(MemberHealth.LOST, {}, {}, 2, (), None, id="one is lost"),
+        pytest.param(MemberHealth.STOPPED, {"leaving": "drain"}, {}, 2, (), None, id="one was to go"),
+        pytest.param(MemberHealth.STOPPED, {}, {2: make_agent(2)}, 3, (), None, id="a newcomer waits"),
+        pytest.param(MemberHealth.STOPPED, {}, {2: make_agent(2)}, 2, (), "digits-worker-1", id="a spare waits"),
+        pytest.param(MemberHealth.STOPPED, {}, {2: make_agent(2)}, 2, (0,), None, id="a spare is to replace one"),
+        pytest.param(MemberHealth.STOPPED, {}, {}, 2, (0,), "digits-worker-1", id="no spare is there to replace one"),
     ],
 )
 def test_who_left_first(
-    health: MemberHealth, changes: dict[str, str], others: dict[str, Agent], wanted: int, expected: str | None
+    health: MemberHealth,
+    changes: dict[str, str],
+    others: dict[int, Agent],
+    wanted: int,
+    replaced: Sequence[int],
+    expected: str | None,
 ) -> None:
-    agents = {f"u{i}": make_agent(i, generation=1, state_since=NOW - i) for i in (0, 1)}
+    agents = {i: make_agent(i, generation=1, state_since=NOW - i) for i in (0, 1)} | others
+    workers = tuple(Worker(make_pod(i), agent, replaced=i in replaced) for i, agent in agents.items())
     members = make_world().members
     verdicts = [
-        MemberVerdict(members[0], MemberHealth.STOPPED, Worker(make_pod(0), agents["u0"])),
-        MemberVerdict(members[1].model_copy(update=changes), health, Worker(make_pod(1), agents["u1"])),
+        MemberVerdict(members[0], MemberHealth.STOPPED, workers[0]),
+        MemberVerdict(members[1].model_copy(update=changes), health, workers[1]),
     ]
-    spec = make_spec(1, 4, replicas=wanted)
-    seen = Seen(make_job(spec, start(spec)), agents={**agents, **others}, now=NOW)
-    first = flapping.find_first(seen, spec, verdicts)
+    situation = Situation(make_world(), workers, Sizes(1, wanted), NOW)
+    first = flapping.find_first(situation, start(), verdicts)
     assert (first.member.pod if first else None) == expected
 
 
