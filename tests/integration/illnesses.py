@@ -109,7 +109,7 @@ ILLNESSES: Final = (
         "the loss of one rank is three times as high for some seconds",
         Then.GOES_ON,
         r"loss is 6[0-9.]+, [0-9.]+ deviations above its median 2[0-9.]* .*at step 2[0-9]{2}",
-        0,
+        1,
         {"metric": {"name": "loss", "sigma": 20}},
     ),
     Illness(

@@ -86,6 +86,11 @@ SICK: dict[str, tuple[dict[str, Any], list[list[float]], tuple[int, int, int | N
     "below": (rule(below=-1), at(30, -2, 1), (30, 30, 29, "rank 1 (digits-worker-1 on node1): loss is -2, below -1")),
     "above for a while": (rule(above=20, forSeconds=5), at(30, 21, None, 9), (35, 30, 29, "above 20 at step 30")),
     "a spike": (rule(sigma=6), at(60, 40.0), (60, 60, 59, "loss is 40, ")),
+    "a spike at one rank": (
+        rule(sigma=6),
+        at(60, 40.0, 1),
+        (60, 60, 59, "rank 1 (digits-worker-1 on node1): loss is 40, "),
+    ),
     "a spike that stays": (rule(sigma=6, forSeconds=3), at(60, 40.0, None, 9), (63, 60, 59, "above its median")),
 }
 
@@ -104,6 +109,7 @@ HEALTHY: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
     "a loss that falls": (rule(sigma=6), at(0, 11.0)),
     "above for too short a time": (rule(above=20, forSeconds=5), at(30, 21, None, 4)),
     "a high loss at the start": (rule(sigma=6), at(3, 1000.0)),
+    "ranks with numbers of their own": (rule(sigma=6), [[1 + step % 3, 50 + step % 3] for step in range(60)]),
     "another metric": (rule(name="accuracy", notFinite=True), at(30, NAN)),
     "a number that falls, with one low report": (
         rule(fallsPercent=30),
@@ -204,6 +210,30 @@ def test_an_incident_is_over_a_minute_after_the_last_bad_report() -> None:
     memory = health_watch.look(memory, spec, status, good, NOW + 1)
     assert health_watch.find(spec, status, memory, NOW + 59)
     assert not health_watch.find(spec, status, memory, NOW + 60)
+
+
+def test_a_good_report_of_another_rank_is_not_good_while_one_is_sick() -> None:
+    """Ranks report in turn: what one of them says meanwhile is no step to go back to."""
+    spec, status = spec_of(rule(sigma=6, forSeconds=3)), api.Status(rendezvous=make_world(1, (0, 1)))
+    memory, agents = dict[str, health_watch.RuleMemory](), dict[str, Agent]()
+    for step in range(60):
+        now, one = NOW + step, step % 2
+        agents[f"u{one}"] = tell(one, step, now, metrics={"loss": 40.0 if one and step > 50 else 1 + step % 3})
+        memory = dict(health_watch.look(memory, spec, status, agents, now))
+    found = health_watch.find(spec, status, memory, NOW + 60)["Rule"]
+    assert (found.rank, found.step, found.good) == (1, 51, 50)
+    assert memory["Rule"].good == 50
+
+
+def test_the_reports_of_the_first_pods_are_kept_for_a_rule_with_deviations() -> None:
+    pods = health_watch.MOST_SERIES + 36
+    spec, status = spec_of(rule(sigma=6)), api.Status(rendezvous=make_world(1, tuple(range(pods))))
+    memory: Memory = {}
+    for step in range(80):
+        agents = {f"u{i}": tell(i, step, NOW + step, metrics={"loss": 1 + step % 3}) for i in range(pods)}
+        memory = health_watch.look(memory, spec, status, agents, NOW + step)
+    assert {*memory["Rule"].series} == {f"u{i}" for i in range(health_watch.MOST_SERIES)}
+    assert {len(one.values) for one in memory["Rule"].series.values()} == {health_watch.WINDOW}
 
 
 def test_a_changed_rule_begins_anew() -> None:

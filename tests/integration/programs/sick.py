@@ -10,7 +10,7 @@ nan: the loss is NaN from step 20 on, until there is a file `cured`.
 rank: the loss is NaN, with a file.
 gradients: the norm of the gradients of rank 1 is infinite from step 20 on, and its loss is not.
 spike: once, from step 43 on, the loss is a hundred times as high, and so it stays.
-bump: from step 250 to step 300 the loss is three times as high.
+bump: from step 250 to step 300 the loss of rank 1 is three times as high.
 collapse: the accuracy falls from step 20 on, until there is a file `cured`.
 leak: once, rank 1 keeps a mebibyte more of memory after each step.
 sink: from step 250 on, each step takes ten times as long.
@@ -66,7 +66,7 @@ def measure(step: int, rank: int) -> dict[str, Any]:
         case "spike" if spiked and step >= 43 and rank == 0:
             cured.touch()
             told["loss"] *= 100
-        case "bump" if LATE <= step < LATE + 50 and rank == 0:
+        case "bump" if LATE <= step < LATE + 50 and rank == 1:
             told["loss"] *= 3
         case "nan" | "logged" if step >= 20 and not cured.exists():
             told["loss"] = NAN
