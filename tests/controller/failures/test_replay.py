@@ -73,3 +73,14 @@ def test_lines_of_a_log() -> None:
         ("Finite", "line 4", "loss is NaN or infinite"),
     ]
     assert found.untested == (("Reported", "no line tells it"),)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_a_line_of_a_log_is_what_the_job_looks_at(end: str) -> None:
+    """Without its end, and without colours."""
+    wanted = rules_of(
+        {"name": "Ecc", "when": {"log": "^GPU 3: ECC error$"}},
+        {"name": "Finite", "when": {"metric": {"name": "loss", "log": "loss=(\\S+)$", "notFinite": True}}},
+    )
+    lines = ["start\n", f"GPU 3: \x1b[31mECC error\x1b[0m{end}", f"loss=\x1b[1mnan\x1b[0m{end}"]
+    assert [one.where for one in replay.replay_lines(wanted, lines).fired] == ["line 2", "line 3"]

@@ -63,6 +63,27 @@ def test_all_that_is_written_is_passed_on_and_looked_at(tmp_path: Path) -> None:
     assert heard.output._streams == {}, "nothing is left open"
 
 
+BARS = r"""
+import sys
+for step, loss in enumerate(("2.5", "1.5", "nan")):
+    sys.stderr.write(f"\r{step:4}/3 [####    ] loss={loss}, {'.' * 2000}")
+sys.stderr.write("\r\x1b[K")
+print("\x1b[1mGPU 3\x1b[0m: ECC \x1b[31merror\x1b[0m")
+print("loss=\x1b[1;36m4.0\x1b[0m")
+print("\x1b]8;;http://a/b\x1b\\loss=5.0\x1b]8;;\x07 \x1b")
+"""
+
+
+def test_progress_bars_and_colours_hide_nothing(tmp_path: Path) -> None:
+    """A bar is written over itself, with no new line until its end; a colour may be in the middle of a word."""
+    heard = Heard()
+    code, _, err = heard.run(BARS, tmp_path)
+    assert code == 0
+    assert err.count(b"\r") == 4, "it is passed on as it is"
+    assert heard.lines == [("Ecc", 0, "GPU 3: ECC error")]
+    assert sorted(str(value) for _, _, value in heard.numbers) == ["1.5", "2.5", "4.0", "5.0", "nan"]
+
+
 def test_without_a_rule_workers_write_where_they_would() -> None:
     with Heard("").output.tap({}, None, 5) as files:
         assert files == (None, 5)
