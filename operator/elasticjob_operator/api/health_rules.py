@@ -65,8 +65,9 @@ class MetricCheck(Model):
     below: Number | None = Field(default=None, description="Less than this, at any pod's first rank.")
     sigma: Annotated[Number, Field(ge=1, le=1000)] | None = Field(
         default=None,
-        description="So many standard deviations above the median of its last 64 reports, of which there are at least "
-        "16; at rank 0. The deviation is estimated from the median distance to that median.",
+        description="So many standard deviations above the median of the rank's own last 64 reports, of which there "
+        "are at least 16; at the first rank of each of the first 64 pods. The deviation is estimated from the median "
+        "distance to that median.",
     )
     falls_percent: Annotated[int, Field(ge=1, le=99)] | None = Field(
         default=None,

@@ -24,6 +24,7 @@ LEAST: Final = 16  # ... or more than that, after which it judges at all
 RECENT: Final = 8  # reports of which the median may fall
 QUIET_SECONDS: Final = 60.0  # after the last bad report, until an incident is over
 MOST_BAD: Final = 32  # ranks that are remembered for a rule
+MOST_SERIES: Final = 64  # pods whose reports are kept for a rule with `sigma`: those of the lowest ranks
 _MOST_LINE: Final = 256  # characters that are told
 _DEVIATION: Final = 1.4826  # of a normal distribution, in median distances to the median
 _MOST_VALUE: Final = 1e300  # beyond which sums and differences of numbers would be infinite
@@ -54,6 +55,17 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """The last numbers that one rank has reported."""
+
+    seen: float = 0.0  # when it reported the last one
+    values: tuple[float, ...] = ()
+
+
+_NONE: Final = Series()
+
+
+@dataclass(frozen=True, slots=True)
 class RuleMemory:
     """What is known for one rule in one world."""
 
@@ -62,9 +74,8 @@ class RuleMemory:
     began: float
     size: int = 0  # pods of the world
     good: int | None = None
-    seen: float = 0.0  # the last report of the leading rank
-    values: tuple[float, ...] = ()  # its last ones
-    saved: float | None = None  # that its steps had waited for checkpoints
+    series: Mapping[str, Series] = field(default_factory=dict)  # by the UID of the pod
+    saved: float | None = None  # that the steps of the leading rank had waited for checkpoints
     best: float | None = None  # in a world of this size
     bad: Mapping[str, Bad] = field(default_factory=dict)  # by the UID of the pod
 
@@ -169,25 +180,33 @@ def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] =
     bad = {uid: one for uid, one in before.bad.items() if uid in here}
     if check is None or not reports:
         return replace(before, bad=bad)
-    lead = min(reports, key=lambda one: one.rank)
     is_series = check.sigma is not None or check.falls_percent is not None
-    if is_series and lead.at <= before.seen:
-        return replace(before, bad=bad)
-    judged = [(report, _find_wrong(check, before, report)) for report in ([lead] if is_series else reports)]
+    if is_series:  # of what the job does best at a size there is one series
+        watched = sorted(reports, key=lambda one: one.rank)[: 1 if check.sigma is None else MOST_SERIES]
+        reports = [one for one in watched if one.at > before.series.get(one.uid, _NONE).seen]
+    judged = [(report, _find_wrong(check, before, report)) for report in reports]
     for report, text in judged:
         known = bad.pop(report.uid, None)
         one = _judge(known, report, text, before)
         if one is not None and (known is not None or len(bad) < MOST_BAD):
             bad[report.uid] = one
-    after = replace(before, bad=bad)
+    series = before.series
     if is_series:
-        values = before.values if math.isnan(lead.value) else (*before.values, lead.value)[-WINDOW:]
-        after = replace(after, seen=lead.at, values=values)
-        if check.falls_percent is not None and len(values) >= LEAST:
-            recent = median(values[-RECENT:])
-            after = replace(after, best=recent if before.best is None else max(before.best, recent))
+        series = {**series, **{one.uid: _add(series.get(one.uid, _NONE), one) for one in reports}}
+    after = replace(before, bad=bad, series=series)
+    if check.falls_percent is not None and reports and len(values := series[reports[0].uid].values) >= LEAST:
+        recent = median(values[-RECENT:])
+        after = replace(after, best=recent if before.best is None else max(before.best, recent))
     steps = [report.step for report, _ in judged if report.step is not None]
-    return after if not steps or any(text for _, text in judged) else replace(after, good=min(steps))
+    is_sick = any(text for _, text in judged) or any(
+        one.last == series[uid].seen for uid, one in bad.items() if is_series
+    )
+    return after if not steps or is_sick else replace(after, good=min(steps))
+
+
+def _add(before: Series, report: Report) -> Series:
+    more = () if math.isnan(report.value) else (report.value,)
+    return Series(report.at, (*before.values, *more)[-WINDOW:])
 
 
 def _judge(known: Bad | None, report: Report, text: str, before: RuleMemory) -> Bad | None:
@@ -210,7 +229,7 @@ def _find_wrong(check: api.MetricCheck, before: RuleMemory, report: Report) -> s
         return f"{name} is {value:g}, above {check.above:g}" if value > check.above else ""
     if check.below is not None:
         return f"{name} is {value:g}, below {check.below:g}" if value < check.below else ""
-    values = before.values
+    values = before.series.get(report.uid, _NONE).values
     if len(values) < LEAST:
         return ""
     if check.sigma is not None:
@@ -255,12 +274,12 @@ def _note_saves(before: RuleMemory, told: Sequence[tuple[api.Member, Agent]]) ->
     member, agent = min(told, key=lambda one: one[1].progress.rank if one[1].progress else 0)
     progress, bad = agent.progress, dict(before.bad)
     if progress is None or progress.checkpoint_seconds is None:
-        return replace(before, saved=before.saved or 0.0, seen=agent.progress_since)
+        return replace(before, saved=before.saved or 0.0)
     waited = progress.checkpoint_seconds - (before.saved or 0.0)
     if before.saved is not None and waited > limit:
         report = Report(agent.progress_since, waited, progress.rank, progress.step, member.pod, member.uid, member.node)
         bad[member.uid] = Bad(report, report.at, f"its steps waited {waited:.0f} s for a save", before.good)
-    return replace(before, saved=progress.checkpoint_seconds, bad=bad, good=progress.step, seen=agent.progress_since)
+    return replace(before, saved=progress.checkpoint_seconds, bad=bad, good=progress.step)
 
 
 # --- what that means -------------------------------------------------------------------------------------

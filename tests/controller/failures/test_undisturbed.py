@@ -85,31 +85,33 @@ def begin(before: api.Status, generation: int, size: int) -> api.Status:
     [(0, HOUR), pytest.param(1, DAY, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
 )
 def test_nothing_is_found_in_a_day_of_noise(seed: int, seconds: int) -> None:
-    """A report a second: a loss with heavy tails and single outliers, a throughput that swings over the day, pauses for
-    checkpoints and evaluations, and now and then another size, at which all of it is different."""
+    """A report a second of each rank: a loss of its own with heavy tails and single outliers, a throughput that swings
+    over the day, pauses for checkpoints and evaluations, and now and then another size, at which all is different."""
     chance: Any = numpy.random.default_rng(seed)
     strict = [one | {"forSeconds": 30} if one["name"] == "Sinks" else one for one in STRICT]  # longer than a pause
     rules = yaml.safe_load(EXAMPLE.read_text())["spec"]["health"]["rules"] + strict
     spec, memory = make_spec(health={"rules": rules}), dict[str, health_watch.RuleMemory]()
-    tails, jitter = chance.standard_t(3, seconds), chance.normal(1, 0.1, seconds)
+    tails, jitter = chance.standard_t(3, (seconds, 4)), chance.normal(1, 0.1, seconds)
     generation, size, status = 1, 2, begin(api.Status(), 1, 2)
     for step in range(seconds):
         now = NOW + step
         if chance.random() < 1 / 1200:
             generation, size = generation + 1, int(chance.integers(2, 5))
             status = begin(status, generation, size)
-        outlier = 5.0 if chance.random() < 1 / 600 else 1.0
-        loss = (1 + 3 / (1 + step / 2000) + 0.05 * tails[step]) * outlier
         swing = 1 + 0.1 * math.sin(2 * math.pi * step / DAY)
         pause = 0.2 if step % 300 < 2 or step % 1800 < 3 else 1.0
-        told = wire.Progress(
-            generation=generation,
-            rank=0,
-            step=step,
-            metrics={"loss": float(loss)},
-            samples_per_second=100 * size * swing * pause * float(jitter[step]),
-        )
-        agents = {"u0": make_agent(0, "running", generation, progress=told, progress_since=now)}
+        agents = {}
+        for rank in range(size):
+            outlier = 5.0 if chance.random() < 1 / 600 else 1.0
+            loss = (1 + 3 / (1 + step / 2000) + 0.05 * tails[step, rank]) * outlier
+            told = wire.Progress(
+                generation=generation,
+                rank=rank,
+                step=step,
+                metrics={"loss": float(loss)},
+                samples_per_second=100 * size * swing * pause * float(jitter[step]),
+            )
+            agents[f"u{rank}"] = make_agent(rank, "running", generation, progress=told, progress_since=now)
         memory = dict(health_watch.look(memory, spec, status, agents, now))
         status = incidents.update(spec, status, memory, now)
         assert not [one for one in status.incidents if one.count], f"after {step} s"
