@@ -81,11 +81,11 @@ def replay_lines(rules: Sequence[api.HealthRule], lines: Iterable[str]) -> Repla
     numbers: dict[str, list[tuple[int, float]]] = {name: [] for name in read}
     fired: list[Fired] = []
     seen: set[str] = set()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(map(patterns.read_line, lines), 1):
         for name, pattern in logged.items():
             if name not in seen and pattern.matches(line):
                 seen.add(name)
-                fired.append(Fired(name, f"line {number}", f"wrote {health_watch.text_of(line.rstrip())}"))
+                fired.append(Fired(name, f"line {number}", f"wrote {health_watch.text_of(line)}"))
         for name, pattern in read.items():
             value = patterns.read_number(pattern.find_group(line))
             if value is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from controller.builders import NOW, make_spec
 from elasticjob_operator import api
 from elasticjob_operator.failures import replay

@@ -153,14 +153,16 @@ class Output:
             written = 0
             while written < len(data):
                 written += os.write(stream.target, data[written:])
-        *lines, rest = (stream.rest + data).split(b"\n")
+        # A progress bar goes back to the start of its line, and has no new one until its end.
+        *lines, rest = (stream.rest + data).replace(b"\r", b"\n").split(b"\n")
         stream.rest = rest[:_MOST_LINE]
         self._look_at(stream, lines)
 
     def _look_at(self, stream: _Stream, lines: list[bytes]) -> None:
         try:
             for line in lines if self._rules else ():
-                self._look(stream.rank, line)
+                if line:
+                    self._look(stream.rank, line)
         except Exception:
             logger.exception("The output of the workers is not looked at any more.")
             self._rules = []
@@ -172,7 +174,7 @@ class Output:
                 logger.warning("The workers write more than the rules of the job can look at: some lines are left out.")
             self._unseen += 1
             return
-        text = line[:_MOST_LINE].decode("utf-8", "replace").rstrip("\r")
+        text = patterns.read_line(line[:_MOST_LINE].decode("utf-8", "replace"))
         for rule in self._rules:
             if rule.metric is None:
                 if rule.pattern.matches(text):

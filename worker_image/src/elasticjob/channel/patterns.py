@@ -11,6 +11,7 @@ This file is the same in the operator, which checks expressions, and in the runt
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +31,8 @@ _SPACE: Final[Ranges] = (("\t", "\n"), ("\f", "\r"), (" ", " "))
 _CLASSES: Final = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _LAST: Final = "\U0010ffff"
+# Colours, movements of the cursor and links of a terminal. None goes on beyond where the next one begins.
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 
 class PatternError(ValueError):
@@ -414,6 +417,12 @@ def _lower_but_escapes(text: str) -> str:
         found += sign if is_escaped else sign.lower()
         is_escaped = sign == "\\" and not is_escaped
     return found
+
+
+def read_line(text: str) -> str:
+    """What is looked at of a line that a rank has written: without its end, and without what colours it."""
+    line = text.rstrip("\r\n")
+    return _ESCAPE.sub("", line) if "\x1b" in line else line
 
 
 def read_number(text: str | None) -> float | None:
