@@ -470,6 +470,33 @@ def test_the_same_error_is_counted_in_a_row(errors: list[str], alike: int) -> No
     assert (budget.refund(restarts, 8).alike, budget.refund(restarts, 8).error) == (0, None)
 
 
+@pytest.mark.parametrize(
+    ("steps", "alike"),
+    [
+        pytest.param([812, 812, 812], [1, 2, 3], id="the same step"),
+        pytest.param([812, 813, 812, 813], [1, 1, 2, 3], id="to and fro"),
+        pytest.param([813, 812, 813], [1, 2, 3], id="a step less"),
+        pytest.param([812, 700, 801], [1, 2, 3], id="earlier ones"),
+        pytest.param([812, 813, 814], [1, 1, 1], id="each time a step further"),
+        pytest.param([None, None], [1, 2], id="before any step"),
+    ],
+)
+def test_the_same_error_is_counted_from_the_highest_step_that_was_made(
+    steps: list[int | None], alike: list[int]
+) -> None:
+    """What was heard of the last step may differ from one failure to the next; a step that is made for the first time
+    is progress, though it be only one."""
+    restarts, elastic, found = api.RestartStatus(), api.ElasticPolicy(), []
+    for generation, step in enumerate(steps, 1):
+        for made in range(1, (step or 0) + 1):
+            restarts = budget.refund(restarts, made)
+        restarts = budget.charge(
+            restarts, elastic, free=False, generation=generation, counted=[], step=step, now=NOW, error="a"
+        )
+        found.append(restarts.alike)
+    assert found == alike
+
+
 def test_a_pod_made_after_the_last_charge_fails_for_itself() -> None:
     before = CHARGED.model_copy(update={"last_time": ago(1.5)})
     after = budget.charge(
