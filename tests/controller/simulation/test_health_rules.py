@@ -13,6 +13,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 
 BACK: dict[str, Any] = {"from": "BeforeIncident"}
+NOT_FINITE: dict[str, Any] = {"metric": {"name": "loss", "notFinite": True}}
 
 
 class Training(Cluster):
@@ -23,7 +24,7 @@ class Training(Cluster):
     ) -> None:
         one = {
             "name": "Sick",
-            "when": when or {"metric": {"name": "loss", "notFinite": True}},
+            "when": when or NOT_FINITE,
             "action": action,
             **rule,
         }
@@ -254,3 +255,35 @@ def test_pods_that_do_not_look_for_the_expressions_are_named() -> None:
     warning = cluster.status.condition("Warning")
     assert warning is not None and (warning.status, warning.reason) == ("True", "RulesNotWatched")
     assert warning.message.startswith("health.rules: the output of digits-worker-0 and 2 more is not looked at")
+
+
+@pytest.mark.parametrize("action", ["Restart", "Replace", "Suspend", "Fail"])
+def test_a_rule_that_is_changed_while_it_holds_does_what_it_says_now(action: str) -> None:
+    """It has only reported, as the one that each job has; its author writes what is to be done about it."""
+    training = Training()
+    training.fall_sick("node0", "node1", "node2", "node3")
+    training.sick_in = training.status.rendezvous.generation
+    training.tick(5)
+    assert (training.incident.count, training.incident.last_action) == (1, "Report")
+    training.edit(health={"rules": [{"name": "Sick", "when": NOT_FINITE, "action": action}]})
+    training.tick(20)
+    assert (training.incident.count, training.incident.last_action) == (2, action)
+    if action == "Suspend":
+        assert training.is_suspended()
+    elif action == "Fail":
+        assert training.status.phase is api.Phase.FAILED
+    else:
+        assert training.status.rendezvous.generation == training.sick_in + 1
+        assert (training.incident.acted, training.status.restarts.total) == (1, 0)
+
+
+def test_a_rule_whose_times_are_spent_acts_again_when_it_is_given_more() -> None:
+    training = Training("Restart", atMost=1)
+    training.fall_sick("node0", "node1", "node2", "node3")
+    training.tick(60)
+    assert (training.incident.acted, training.incident.last_action) == (1, "Report")
+    count, generation = training.incident.count, training.status.rendezvous.generation
+    training.edit(health={"rules": [{"name": "Sick", "when": NOT_FINITE, "action": "Restart", "atMost": 2}]})
+    training.tick(60)
+    assert (training.incident.acted, training.incident.last_action) == (2, "Report")
+    assert (training.incident.count, training.status.rendezvous.generation) == (count + 2, generation + 1)
