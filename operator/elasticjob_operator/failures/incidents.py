@@ -42,7 +42,7 @@ def update(
         if finding is None:
             is_over = after is not None and after.since is not None and _has_watched(memory.get(rule.name), rule, now)
             after = revise(after, since=None) if after is not None and is_over else after
-        elif after is None or after.since is None or after.generation != status.rendezvous.generation:
+        elif _is_new(after, rule, status.rendezvous.generation):
             after = _open(after, finding, status, now, _find_device(finding, status.rendezvous, agents))
             if after.last_action in api.RESTARTS:
                 ordered = order(rule, finding, status)
@@ -52,6 +52,17 @@ def update(
         return status
     restarts = status.restarts if ordered == status.restarts.ordered else revise(status.restarts, ordered=ordered)
     return revise(status, incidents=incidents, restarts=restarts)
+
+
+def _is_new(known: api.IncidentStatus | None, rule: api.HealthRule, generation: int) -> bool:
+    """Whether what is found is to be told, and something to be done about it: once in each world, and again when the
+    rule says now what it did not say then.
+    """
+    if known is None or known.since is None or known.generation != generation:
+        return True
+    if rule.action is api.HealthAction.REPORT or known.last_action == rule.action:
+        return False
+    return rule.action not in api.RESTARTS or known.acted < rule.most
 
 
 def _find_device(finding: Finding, world: api.RendezvousStatus, agents: Mapping[str, Agent]) -> str:
