@@ -219,6 +219,59 @@ async def test_other_packages_are_refused_with_what_to_do(had: str | None, sent:
     assert cluster.patched == (not refused)
 
 
+class Stored(Cluster):
+    """With a ConfigMap in the place of the next revision, which somebody owns."""
+
+    def __init__(self, job: Job, owners: list[dict[str, Any]]) -> None:
+        super().__init__(job, CODE)
+        name = names.update_config_map_name(job.name, "a")
+        self.there = {"metadata": {"name": name, "resourceVersion": "7", "ownerReferences": owners}, "data": {"a": "b"}}
+        self.written: list[Request] = []
+
+    async def ask(self, request: Request) -> Any:
+        if request.method != "GET":
+            self.written.append(request)
+            return {}
+        if request.path.endswith(f"/{self.there['metadata']['name']}"):
+            return self.there
+        return await super().ask(request)
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pytest.param([], id="nobody's"),
+        pytest.param([{"kind": "Deployment", "name": "web", "uid": "web", "controller": True}], id="another's"),
+        pytest.param(
+            [{"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "train", "uid": "u0"}], id="an-earlier-job's"
+        ),
+    ],
+)
+async def test_what_is_somebody_elses_is_not_written_over(owners: list[dict[str, Any]]) -> None:
+    """Whoever may create jobs chooses their names, and whoever updates one may write any ConfigMap."""
+    job = make_job()
+    job.raw["metadata"]["uid"] = "u1"
+    cluster: Any = Stored(job, owners)
+    with pytest.raises(ClientError, match=r"^configmap train-update-a: is not one of train"):
+        await update.update(cluster, "train", update.Revision(CODE))
+    assert not cluster.written
+    assert not cluster.patched
+
+
+async def test_a_revision_takes_the_place_of_an_older_one() -> None:
+    job = make_job()
+    job.raw["metadata"]["uid"] = "u1"
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "train", "uid": "u1"}
+    cluster: Any = Stored(job, [owner])
+    cluster.there["metadata"]["name"] = names.update_config_map_name("train", "b")
+    await update.update(cluster, "train", update.Revision(CODE))
+    assert [request.method for request in cluster.written] == ["POST"], "where nothing is"
+    cluster.there["metadata"]["name"] = names.update_config_map_name("train", "a")
+    cluster.there["metadata"]["annotations"] = {names.ANNOTATION_CODE: f"sha256:{update.Revision(CODE).digest}"}
+    await update.update(cluster, "train", update.Revision(CODE))
+    assert [request.method for request in cluster.written] == ["POST", "PUT"], "where this code is"
+
+
 def test_the_script_that_the_job_runs_must_be_in_the_code() -> None:
     with pytest.raises(ClientError, match=r"train\.py: is what train runs, and is not in the code that is sent"):
         update.check(make_job(), Bundle((File("other.py", b""),)))

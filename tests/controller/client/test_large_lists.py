@@ -72,6 +72,8 @@ async def test_a_page_of_large_jobs_is_asked_for_in_pieces(tmp_path: Path, from_
         {"elasticPolicy": {}},
         {"elasticPolicy": {"maxReplicas": 3}, "scaling": {"mode": "Goodput"}},
         {"runPolicy": {"suspend": True}},
+        {"managedBy": names.MULTIKUEUE},
+        {"runPolicy": {"managedBy": names.MULTIKUEUE}},
         {"replicas": -1},
         {"replicas": "many", "elasticPolicy": "none"},
         {"template": 1},
@@ -81,6 +83,7 @@ async def test_a_page_of_large_jobs_is_asked_for_in_pieces(tmp_path: Path, from_
 def test_a_summary_shows_what_the_job_shows(spec: dict[str, Any]) -> None:
     job = given.job(**spec)
     for brief in (summarize(job), summarize(summarize(job))):
+        assert brief.is_elsewhere == job.is_elsewhere == (names.MULTIKUEUE in str(spec))
         assert listpage.build_row(brief, NOW) == listpage.build_row(job, NOW)
         pages = [
             jobpage.build_regions(one, jobpage.Seen(), [take_sample(one, NOW)], [one], now=NOW, form_key="k")

@@ -68,3 +68,12 @@ def test_the_memory_is_bounded() -> None:
     for n in range(OBJECTS + 10):
         spam.offer(f"job-{n}", event(0), NOW)
     assert spam.offer("job-0", event(0), NOW) is not None
+
+
+def test_many_jobs_of_a_namespace_take_no_events_from_others() -> None:
+    spam = SpamFilter()
+    for n in range(60):
+        spam.offer("job", event(n), NOW)
+    for n in range(OBJECTS):
+        spam.offer(f"job-{n}", event(0), NOW)
+    assert spam.is_holding("job")

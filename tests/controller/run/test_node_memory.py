@@ -15,6 +15,7 @@ from controller import loop_turns
 from controller.api_fixture import answering
 from controller.builders import NOW
 from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.history import faulty_nodes as faulty
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.model.observe import Job
@@ -80,6 +81,21 @@ def test_faults_from_before_a_node_was_made_are_of_another_machine() -> None:
         cache.put_node({**node, "metadata": {**node["metadata"], "creationTimestamp": format_time(made)}})
     assert find(NodeMemory(cache), NOW + 90) == ("old", "same")
     assert find(NodeMemory(cache), NOW + 90, "other") == ("old?", "same?")
+
+
+@pytest.mark.parametrize("field", ["managedBy", "runPolicy"])
+def test_what_a_job_met_in_another_cluster_says_nothing_about_nodes_of_its_name_here(field: str) -> None:
+    """MultiKueue copies the status of a job from the cluster where it runs, and many clusters have a node `gpu-1`."""
+    cache = Cache(lambda key: None)
+    cache.put_node(raw_node("gpu-1", "Ready"))
+    elsewhere: dict[str, Any] = {"managedBy": names.MULTIKUEUE}
+    for namespace in ("ml", "lab"):
+        job = raw_job("one", "gpu-1", 2, namespace)
+        job["spec"] |= elsewhere if field == "managedBy" else {field: elsewhere}
+        cache.put_job(job)
+    assert find(NodeMemory(cache), NOW) == find(NodeMemory(cache), NOW, "victim") == ()
+    cache.put_job(raw_job("two", "gpu-1", 2))
+    assert find(NodeMemory(cache), NOW) == ("gpu-1",)
 
 
 def test_nodes_that_are_not_there_push_no_others_out() -> None:

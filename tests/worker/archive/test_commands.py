@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from elasticjob.archive import commands, layout, reading
 from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object
 from elasticjob.archive.reading import DamagedError
-from elasticjob.archive.storage import Storage, StoreError
+from elasticjob.archive.storage import COMMAND, Storage, StoreError
 from elasticjob.archive.writing import Leader, Sender
 from elasticjob.diagnose import cli
 from elasticjob.peers.chunks import digest_of
@@ -111,6 +112,84 @@ def test_a_folder_of_the_store_that_is_in_use_is_refused(source: Path, storage: 
     with pytest.raises(commands.CommandError, match="in use"):
         commands.push(storage, source)
     assert not reading.find_saves(storage)
+
+
+@pytest.fixture
+def links(source: Path, tmp_path: Path) -> Path:
+    """The archive of a job whose author makes links, beside that of another job."""
+    commands.push(Storage(f"file://{tmp_path}/store/theirs/job/uid"), source, 7)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/file").touch()
+    own = Storage(f"file://{tmp_path}/store/mallory/job/uid")
+    commands.push(own, tmp_path / "empty")  # whole without any object
+    own.put(f"{layout.LEADS}/{9999999999}", b"")  # so that all objects are of older worlds
+    return tmp_path / "store/mallory/job/uid"
+
+
+def list_files(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_prune_deletes_nothing_that_a_link_of_the_archive_leads_to(
+    links: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever prunes the archive of somebody else may have more rights than that."""
+    theirs = tmp_path / "store/theirs"
+    before = list_files(theirs)
+    (links / layout.OBJECTS).symlink_to(theirs / "job/uid" / layout.OBJECTS)
+    assert cli.main(["archive", "prune", f"file://{links}", "--keep", "1", "--yes"]) == 1
+    told = capsys.readouterr()
+    assert list_files(theirs) == before
+    assert f"{links / layout.OBJECTS} is a link" in told.err
+    assert "the folder that it leads to" in told.err
+
+
+@pytest.mark.parametrize("place", [layout.SAVES, layout.OBJECTS, "", ".."])
+@pytest.mark.parametrize("command", ["list", "pull", "push", "prune"])
+def test_commands_reach_nothing_through_a_link_of_an_archive(
+    command: str, place: str, links: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its author could else let others read what he cannot, or write there."""
+    theirs, link = tmp_path / "store/theirs/job/uid", Path(os.path.normpath(links / place))
+    before = list_files(tmp_path / "store/theirs")
+    if link.exists():
+        shutil.rmtree(link)
+    link.symlink_to(Path(os.path.normpath(theirs / place)))
+    more = {"pull": [str(tmp_path / "target")], "push": [str(source)], "prune": ["--keep", "1", "--yes"]}
+    code = cli.main(["archive", command, f"file://{links}", *more.get(command, ())])
+    told = capsys.readouterr()
+    assert list_files(tmp_path / "store/theirs") == before
+    assert "step 7" not in told.out
+    assert not (tmp_path / "target/model.pt").exists()
+    if place != layout.OBJECTS:
+        assert (code, f"{link} is a link" in told.err) == (1, True)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_an_object_that_is_no_file_is_told(
+    kind: str, source: Path, storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.push(storage, source)
+    place = find_object(tmp_path)
+    beside = place.rename(tmp_path / "beside")
+    place.symlink_to(beside) if kind == "link" else os.mkfifo(place)
+    assert cli.main(["archive", "pull", storage.url, str(tmp_path / "target")]) == 1
+    assert f"{place} is {'a link' if kind == 'link' else 'no file'}" in capsys.readouterr().err
+    assert not (tmp_path / "target").exists()
+
+
+def test_of_an_object_no_more_is_read_than_its_manifest_says(source: Path, storage: Storage, tmp_path: Path) -> None:
+    """A hole of a terabyte takes no place on the disk of who makes it."""
+    commands.push(storage, source)
+    objects = (tmp_path / "store/ns/job/uid" / layout.OBJECTS).iterdir()
+    os.truncate(min(objects, key=lambda path: path.stat().st_size), 2**28)
+    tracemalloc.start()
+    try:
+        commands.pull(Storage(storage.url, None, COMMAND), tmp_path / "target")
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "target/step-7/part").read_bytes() == b"small"
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../beside"])
