@@ -161,7 +161,7 @@ def test_commands_reach_nothing_through_a_link_of_an_archive(
     assert list_files(tmp_path / "store/theirs") == before
     assert "step 7" not in told.out
     assert not (tmp_path / "target/model.pt").exists()
-    if place != layout.OBJECTS:
+    if place != layout.OBJECTS and (command, place) != ("push", layout.SAVES):  # where it does not look
         assert (code, f"{link} is a link" in told.err) == (1, True)
 
 

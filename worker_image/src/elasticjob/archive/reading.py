@@ -116,7 +116,7 @@ def read_object(storage: Storage, one: Object) -> dict[str, bytes]:
     """All chunks of an object, by digest. Raises DamagedError or StoreError."""
     for _ in range(_TRIES):
         try:
-            data = storage.get(f"{layout.OBJECTS}/{one.name}")
+            data = storage.get(f"{layout.OBJECTS}/{one.name}", 0, one.size)  # what is there may be of any size
         except NotThereError:
             break
         found, start = {}, 0

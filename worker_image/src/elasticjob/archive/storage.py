@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from elasticjob.archive.unlinked import CAN_TELL, LinkError, Unlinked
+
 EXTRAS: Final = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}  # package, our extra
 _SECONDS: Final = 60  # without a byte
 _REFUSALS: Final = (
@@ -67,6 +69,7 @@ class Access:
     prefix: str
     keys: str  # where they are
     remedy: str
+    follows_links: bool = True  # of a folder; not where who asks may do more there than who has written it
 
 
 _FIELD: Final = "checkpoints.archive.credentialsSecret"
@@ -85,6 +88,7 @@ COMMAND: Final = Access(
     "",
     "the folder of --credentials",
     "Check --credentials, or the rights of your own identity in this store: without the option, it counts",
+    follows_links=False,
 )
 
 
@@ -155,12 +159,16 @@ class Storage:
             raise self._translate(error) from error
         self._used = keys
         self._root = str(root).rstrip("/")
+        if self._protocol == "file" and CAN_TELL and not self._access.follows_links:
+            self._files = Unlinked(self._root)
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all. Raises StoreError."""
         files, path = self._need(), f"{self._root}/{name}"
         try:
-            if self._protocol == "file":
+            if isinstance(files, Unlinked):
+                files.put(path, data)
+            elif self._protocol == "file":
                 _put_file(files, self._root, path, data)
             else:
                 files.pipe_file(path, data)
@@ -211,6 +219,8 @@ class Storage:
         if isinstance(error, StoreError):
             return error
         text, prefix = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300], self._access.prefix
+        if isinstance(error, LinkError):
+            return StoreError(f"{prefix}{error}")
         if isinstance(error, PermissionError) or any(word in text.lower() for word in _REFUSALS):
             return RefusedError(f"{prefix}the store refuses {self.url}: {text}. {self._access.remedy}")
         return StoreError(f"{prefix}the store does not answer for {self.url}: {text}")
