@@ -225,7 +225,10 @@ class Stored(Cluster):
     def __init__(self, job: Job, owners: list[dict[str, Any]]) -> None:
         super().__init__(job, CODE)
         name = names.update_config_map_name(job.name, "a")
-        self.there = {"metadata": {"name": name, "resourceVersion": "7", "ownerReferences": owners}, "data": {"a": "b"}}
+        self.there: dict[str, Any] = {
+            "metadata": {"name": name, "resourceVersion": "7", "ownerReferences": owners},
+            "data": {"a": "b"},
+        }
         self.written: list[Request] = []
 
     async def ask(self, request: Request) -> Any:

@@ -63,7 +63,7 @@ def check(job: Job, bundle: Bundle | None) -> None:
             "version has sent. Submit it as a new job"
         )
     spec = job.spec
-    if spec is not None and not spec.is_ours:
+    if spec is not None and job.is_elsewhere:
         field = "spec.managedBy" if spec.managed_by else "spec.runPolicy.managedBy"
         raise InvalidError(
             f"{field}: {job.name} is run by {spec.manager}, and only this operator brings new code to pods that "
@@ -153,7 +153,17 @@ async def _read(client: Client, job: Job, slot: str) -> dict[str, Any] | None:
         found: dict[str, Any] = await client.connection.ask(Request("GET", path, f"read configmap {name}"))
     except NotFoundError:
         return None
+    if not _is_of(found, job):
+        raise InvalidError(
+            f"configmap {name}: is not one of {job.name}, which needs the name: rename or delete it; if it was an "
+            "earlier job's of this name, it is deleted soon"
+        )
     return found
+
+
+def _is_of(config_map: Mapping[str, Any], job: Job) -> bool:
+    owners = config_map["metadata"].get("ownerReferences") or ()
+    return any(owner.get("kind") == names.KIND and owner.get("uid") == job.uid for owner in owners)
 
 
 def _digest_of(config_map: Mapping[str, Any] | None) -> str | None:
