@@ -124,7 +124,8 @@ def nodes(all_namespaces: bool, output: str | None) -> None:
 
     async def work(client: Client) -> tuple[NodeRecord, ...]:
         jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output, keep=summarize)
-        return faulty_nodes.remember(((f"{j.namespace}/{j.name}", j.status.node_faults) for j in jobs), time.time())
+        told = [(f"{j.namespace}/{j.name}", j.status.node_faults) for j in jobs if not j.is_elsewhere]
+        return faulty_nodes.remember(told, time.time())
 
     found = with_client(work)
     if output:

@@ -67,6 +67,11 @@ class Job:
             return None
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether another controller runs it, perhaps in another cluster, and says what its status says."""
+        return self.spec is not None and not self.spec.is_ours
+
+    @property
     def phase(self) -> str:
         return self.status.phase.value if self.status.phase else "Pending"
 
@@ -115,6 +120,7 @@ def _find_sizes(job: Job) -> dict[str, Any]:
         "replicas": spec.replicas,
         "elasticPolicy": {"minReplicas": policy.min_replicas, "maxReplicas": policy.max_replicas},
         "runPolicy": {"suspend": spec.run_policy.suspend},
+        **({"managedBy": spec.manager} if spec.manager else {}),
         "scaling": {"mode": spec.scaling.mode.value},
         "template": _STAND_IN,
     }

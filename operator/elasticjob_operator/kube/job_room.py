@@ -63,7 +63,7 @@ class JobRoom:
         if not waits and self._berths.put(key, size, again=was_in or is_first_list):
             self._asked[key] = job.asked
             return job
-        no_room = NoRoom(size, _find_manager(job))
+        no_room = NoRoom(size, job.manager)
         if before is not None and before.spec is not None and was_in:
             return _with_spec_of(before, job, no_room)
         self._asked.pop(key, None)
@@ -119,12 +119,6 @@ def _is_told(job: Job) -> bool:
     """Whether the job waited for room when its status was written the last time."""
     degraded = job.status.condition("Degraded")
     return degraded is not None and degraded.status == "True" and degraded.reason == NoRoom.REASON
-
-
-def _find_manager(job: Job) -> str:
-    if job.spec is not None:
-        return job.spec.manager
-    return job.awaited.manager if job.awaited is not None else ""
 
 
 def _without_template(job: Job) -> Job:

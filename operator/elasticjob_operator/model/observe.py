@@ -178,6 +178,12 @@ class Job:
         return (self.namespace, self.name)
 
     @property
+    def manager(self) -> str:
+        """The controller that manages it; "" if none is named, as far as its spec is kept."""
+        said = self.spec or self.awaited or self.no_room
+        return said.manager if said is not None else ""
+
+    @property
     def identity(self) -> Job:
         """The job without all that it says, to be kept when the job may be gone."""
         return Job(self.namespace, self.name, self.uid, spec=None, status=api.Status())

@@ -62,11 +62,14 @@ class NodeMemory:
 
 
 async def find_suspects(cache: Cache, now: float) -> faulty_nodes.Suspects:
-    """The nodes with faults of jobs that are not forgotten yet."""
+    """The nodes with faults of jobs that are not forgotten yet.
+
+    What other controllers write, such as MultiKueue, may be about another cluster with nodes of the same names.
+    """
     told = [
         (f"{namespace}/{name}", faults)
         async for (namespace, name), (job, _) in turn.one_by_one([*cache.jobs.items()])
-        if (faults := job.status.node_faults)
+        if (faults := job.status.node_faults) and names.is_ours(job.manager)
     ]
     if not told:
         return faulty_nodes.Suspects({}, ())
