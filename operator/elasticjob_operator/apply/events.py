@@ -49,7 +49,7 @@ class EventRecorder:
     def record(self, job: Job, events: Iterable[Event], now: float) -> None:
         job = job.identity  # what waits may outlive it
         for event in events:
-            told = self._filter.offer(job.uid, event, now)
+            told = self._filter.offer(job.namespace, job.uid, event, now)
             if told is not None:
                 logger.info(
                     "%s/%s: %s: %s",
@@ -69,10 +69,10 @@ class EventRecorder:
     def _record_held(self, job: Job) -> None:
         del self._timers[job.uid]
         now = self._api.clock()
-        told = self._filter.release(job.uid, now)
+        told = self._filter.release(job.namespace, job.uid, now)
         if told is not None:
             self._write_later(job, told, now)
-        if self._filter.is_holding(job.uid):
+        if self._filter.is_holding(job.namespace, job.uid):
             self._look_later(job)
 
     def _write_later(self, job: Job, told: event_rate.Told, now: float) -> None:

@@ -16,7 +16,7 @@ from elasticjob_operator.ratelimit import Bucket
 BURST = 50.0  # events of one object at once; a job that is rescaled by hand stays below
 PER_SECOND = 1 / 60
 REASONS = 20  # reasons that may wait, for one object
-OBJECTS = 4096
+OBJECTS = 4096  # that are remembered; of more, the namespace with the most loses its oldest
 LONGEST = 1024  # characters of a message: no more are written
 
 
@@ -40,17 +40,16 @@ class _Source:
 
 
 class SpamFilter:
-    """Token buckets for the objects with the most recent events, by UID."""
+    """Token buckets for the objects with the most recent events, by namespace and UID."""
 
     def __init__(self) -> None:
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._sources: dict[str, OrderedDict[str, _Source]] = {}
+        self._count = 0
 
-    def offer(self, uid: str, event: Event, now: float) -> Told | None:
+    def offer(self, namespace: str, uid: str, event: Event, now: float) -> Told | None:
         """The event to write now; None if it has to wait."""
-        source = self._sources.setdefault(uid, _Source(Bucket(BURST, now)))
-        self._sources.move_to_end(uid)
-        while len(self._sources) > OBJECTS:
-            self._sources.popitem(last=False)
+        source = self._find(namespace, uid) or self._add(namespace, uid, now)
+        self._sources[namespace].move_to_end(uid)
         before = source.held.pop(event.reason, None)
         told = Told(event, before.count + 1 if before else 1, before.first if before else now)
         if source.bucket.take(PER_SECOND, BURST, now):
@@ -60,13 +59,30 @@ class SpamFilter:
             del source.held[next(iter(source.held))]
         return None
 
-    def release(self, uid: str, now: float) -> Told | None:
+    def release(self, namespace: str, uid: str, now: float) -> Told | None:
         """A waiting event that may be written now; None if there is none."""
-        source = self._sources.get(uid)
+        source = self._find(namespace, uid)
         if source is None or not source.held or not source.bucket.take(PER_SECOND, BURST, now):
             return None
         return source.held.pop(next(iter(source.held)))
 
-    def is_holding(self, uid: str) -> bool:
-        source = self._sources.get(uid)
+    def is_holding(self, namespace: str, uid: str) -> bool:
+        source = self._find(namespace, uid)
         return source is not None and bool(source.held)
+
+    def _find(self, namespace: str, uid: str) -> _Source | None:
+        of_namespace = self._sources.get(namespace)
+        return None if of_namespace is None else of_namespace.get(uid)
+
+    def _add(self, namespace: str, uid: str, now: float) -> _Source:
+        if self._count >= OBJECTS:
+            self._drop_oldest(max(self._sources, key=lambda one: len(self._sources[one])))
+        self._count += 1
+        source = self._sources.setdefault(namespace, OrderedDict())[uid] = _Source(Bucket(BURST, now))
+        return source
+
+    def _drop_oldest(self, namespace: str) -> None:
+        self._sources[namespace].popitem(last=False)
+        self._count -= 1
+        if not self._sources[namespace]:
+            del self._sources[namespace]
