@@ -91,6 +91,11 @@ SICK: dict[str, tuple[dict[str, Any], list[list[float]], tuple[int, int, int | N
         at(60, 40.0, 1),
         (60, 60, 59, "rank 1 (digits-worker-1 on node1): loss is 40, "),
     ),
+    "a spike that has to stay for longer than its window": (
+        rule(sigma=6, forSeconds=55),
+        at(40, 40.0, None, 60),
+        (95, 40, 39, "above its median"),
+    ),
     "a spike that stays": (rule(sigma=6, forSeconds=3), at(60, 40.0, None, 9), (63, 60, 59, "above its median")),
 }
 
