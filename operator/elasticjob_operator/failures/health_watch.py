@@ -190,9 +190,7 @@ def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] =
         one = _judge(known, report, text, before)
         if one is not None and (known is not None or len(bad) < MOST_BAD):
             bad[report.uid] = one
-    series = before.series
-    if is_series:
-        series = {**series, **{one.uid: _add(series.get(one.uid, _NONE), one) for one in reports}}
+    series = _keep(before, judged, bad) if is_series else before.series
     after = replace(before, bad=bad, series=series)
     if check.falls_percent is not None and reports and len(values := series[reports[0].uid].values) >= LEAST:
         recent = median(values[-RECENT:])
@@ -204,9 +202,16 @@ def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] =
     return after if not steps or is_sick else replace(after, good=min(steps))
 
 
-def _add(before: Series, report: Report) -> Series:
-    more = () if math.isnan(report.value) else (report.value,)
-    return Series(report.at, (*before.values, *more)[-WINDOW:])
+def _keep(before: RuleMemory, judged: Sequence[tuple[Report, str]], bad: Mapping[str, Bad]) -> Mapping[str, Series]:
+    """The last numbers of each rank. A spike that has yet to stay for long enough is not to become what is usual."""
+    check, series = before.rule.when.metric, dict(before.series)
+    is_spike = check is not None and check.sigma is not None
+    for report, text in judged:
+        known, one = series.get(report.uid, _NONE), bad.get(report.uid)
+        is_early = is_spike and text != "" and one is not None and not _is_long(one, before.rule)
+        more = () if is_early or math.isnan(report.value) else (report.value,)
+        series[report.uid] = Series(report.at, (*known.values, *more)[-WINDOW:])
+    return series
 
 
 def _judge(known: Bad | None, report: Report, text: str, before: RuleMemory) -> Bad | None:
