@@ -217,6 +217,23 @@ def test_an_incident_is_over_a_minute_after_the_last_bad_report() -> None:
     assert not health_watch.find(spec, status, memory, NOW + 60)
 
 
+@pytest.mark.parametrize(("seconds", "opened"), [(0, 5), (300, 9)])
+def test_steps_may_take_longer_than_a_minute(seconds: int, opened: int) -> None:
+    """A report each 90 s, of which the sixth to the twelfth are bad: that is one incident, and not one for each."""
+    spec = spec_of(rule(above=20, **({"forSeconds": seconds} if seconds else {})))
+    status, memory = api.Status(rendezvous=make_world(1, (0, 1))), dict[str, health_watch.RuleMemory]()
+    held: list[int] = []
+    for now in range(0, 90 * 16, 10):
+        step = now // 90
+        agents = {"u0": tell(0, step, NOW + 90 * step, metrics={"loss": 21.0 if 5 <= step < 12 else 1.0})}
+        memory = dict(health_watch.look(memory, spec, status, agents, NOW + now))
+        status = incidents.update(spec, status, memory, NOW + now)
+        held += [now] if status.incidents and status.incidents[0].since else []
+    assert status.incidents[0].count == 1
+    assert (held[0], held[-1]) == (90 * opened, 90 * 12 - 10), "until a good one has come, and a minute has passed"
+    assert held == list(range(held[0], held[-1] + 1, 10))
+
+
 def test_a_good_report_of_another_rank_is_not_good_while_one_is_sick() -> None:
     """Ranks report in turn: what one of them says meanwhile is no step to go back to."""
     spec, status = spec_of(rule(sigma=6, forSeconds=3)), api.Status(rendezvous=make_world(1, (0, 1)))
