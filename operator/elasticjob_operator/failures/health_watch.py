@@ -22,7 +22,9 @@ from elasticjob_operator.times import parse_time
 WINDOW: Final = 64  # reports by whose median a rule with `sigma` judges ...
 LEAST: Final = 16  # ... or more than that, after which it judges at all
 RECENT: Final = 8  # reports of which the median may fall
-QUIET_SECONDS: Final = 60.0  # after the last bad report, until an incident is over
+QUIET_SECONDS: Final = (
+    60.0  # at least, from the last bad report until an incident is over; a good one has to come as well
+)
 MOST_BAD: Final = 32  # ranks that are remembered for a rule
 MOST_SERIES: Final = 64  # pods whose reports are kept for a rule with `sigma`: those of the lowest ranks
 _MOST_LINE: Final = 256  # characters that are told
@@ -52,6 +54,7 @@ class Bad:
     last: float
     text: str
     good: int | None  # the last step at which no rank showed it; None: none did in this world
+    is_past: bool = False  # a good report has come since
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +219,13 @@ def _keep(before: RuleMemory, judged: Sequence[tuple[Report, str]], bad: Mapping
 
 def _judge(known: Bad | None, report: Report, text: str, before: RuleMemory) -> Bad | None:
     """What is remembered of a pod after one more of its reports, in which `text` is wrong."""
-    if known is None or report.at - known.last > QUIET_SECONDS:
+    if known is None or (known.is_past and report.at - known.last > QUIET_SECONDS):
         return Bad(report, report.at, text, before.good) if text else known
     if text:
-        return replace(known, last=report.at, text=text)
-    return known if report.at <= known.last or _is_long(known, before.rule) else None
+        return replace(known, last=report.at, text=text, is_past=False)
+    if report.at <= known.last:
+        return known
+    return replace(known, is_past=True) if _is_long(known, before.rule) else None
 
 
 def _find_wrong(check: api.MetricCheck, before: RuleMemory, report: Report) -> str:
@@ -283,7 +288,8 @@ def _note_saves(before: RuleMemory, told: Sequence[tuple[api.Member, Agent]]) ->
     waited = progress.checkpoint_seconds - (before.saved or 0.0)
     if before.saved is not None and waited > limit:
         report = Report(agent.progress_since, waited, progress.rank, progress.step, member.pod, member.uid, member.node)
-        bad[member.uid] = Bad(report, report.at, f"its steps waited {waited:.0f} s for a save", before.good)
+        text = f"its steps waited {waited:.0f} s for a save"
+        bad[member.uid] = Bad(report, report.at, text, before.good, is_past=True)
     return replace(before, saved=progress.checkpoint_seconds, bad=bad, good=progress.step)
 
 
@@ -309,7 +315,7 @@ def find_sick(known: RuleMemory | None, now: float) -> Finding | None:
     """The pod that showed it first, if one has shown it for long enough and not long ago."""
     if known is None:
         return None
-    long = [one for one in known.bad.values() if _is_long(one, known.rule) and now - one.last < QUIET_SECONDS]
+    long = [one for one in known.bad.values() if _is_long(one, known.rule) and _is_held(one, now)]
     if not long:
         return None
     bad = min(long, key=lambda one: (one.first.at, one.first.rank))
@@ -319,6 +325,11 @@ def find_sick(known: RuleMemory | None, now: float) -> Finding | None:
     more = f", and {others} more" if others else ""
     message = f"rank {first.rank} ({where}): {bad.text}{at}{more}"
     return Finding(known.rule, message, first.step, bad.good, first.rank, first.pod, first.uid, first.node)
+
+
+def _is_held(bad: Bad, now: float) -> bool:
+    """Steps may take longer than the quiet time: until there is a good report, what the last one showed holds."""
+    return not bad.is_past or now - bad.last < QUIET_SECONDS
 
 
 def _is_long(bad: Bad, rule: api.HealthRule) -> bool:
