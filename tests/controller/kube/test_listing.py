@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import tracemalloc
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -122,6 +124,25 @@ async def test_of_one_of_very_many_values_there_is_an_outline(tmp_path: Path, ca
     assert found[1]["metadata"] == listed.present[1]["metadata"]
     assert server.asked == [500], "the page need not be read again in pieces"
     assert "skipping pods t/p1: more than 75000 values" in caplog.text
+
+
+async def test_of_an_object_little_is_kept_until_all_are_listed(tmp_path: Path) -> None:
+    """Nobody limits the objects with the operator's label, and none of others is kept afterwards."""
+    names = [f"{number:06d}{'n' * 100}" for number in range(10_000)]
+    more = {name: f',"uid":"{uuid.UUID(int=number)}","resourceVersion":"{number}"' for number, name in enumerate(names)}
+    server = Server(*((name, "1") for name in names), more=more)
+    async with answering(server.answer, tmp_path) as api:
+        listing = Listing(api, "/api/v1/configmaps", Intake())
+        gc.collect()
+        tracemalloc.start()
+        try:
+            listed = await listing.read(lambda item: None)
+            gc.collect()
+            kept = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert len(listed.present) == len(names)
+    assert kept < 250 * len(names)
 
 
 async def test_large_objects_come_in_small_pages(tmp_path: Path) -> None:
