@@ -217,9 +217,9 @@ class Cache:
         else:
             self.put_pod(raw)
 
-    async def replace_pods(self, items: list[Raw], version: str, namespace: str = "") -> None:
-        """The metadata of all pods at one version, optionally of one namespace; each was entered already."""
-        listed = {item["metadata"]["uid"] async for item in turn.one_by_one(items)}
+    async def replace_pods(self, uids: list[str], version: str, namespace: str = "") -> None:
+        """The UIDs of all pods at one version, optionally of one namespace; each was entered already."""
+        listed = {uid async for uid in turn.one_by_one(uids)}
         async for uid in turn.one_by_one([*self._job_of, *self._strangers]):
             found = self._locate(uid) if uid not in listed else None
             # A pod that we created after the list was taken is not missing, only newer.
@@ -284,9 +284,10 @@ class Cache:
         else:
             self.put_node(raw)
 
-    async def replace_nodes(self, items: list[Raw]) -> None:
+    async def replace_nodes(self, there: list[str]) -> None:
+        """The names of all nodes."""
         self.nodes_known = True
-        listed = {item["metadata"]["name"] for item in items}
+        listed = {*there}
         async for name in turn.one_by_one([n for n in self.nodes if n not in listed]):
             self.nodes.pop(name)
             self._wake_node(name)
@@ -363,11 +364,12 @@ class Cache:
         else:
             self.put_child(kind, raw, is_sound=is_sound)
 
-    async def replace_children(self, kind: str, items: list[Raw], version: str, namespace: str = "") -> None:
-        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) async for i in turn.one_by_one(items)}
+    async def replace_children(self, kind: str, uids: list[str], version: str, namespace: str = "") -> None:
+        """The UIDs of all objects of this kind."""
+        listed = {uid async for uid in turn.one_by_one(uids)}
         async for key in turn.one_by_one([key for key in self._children if namespace in ("", key[0])]):
             for (of_kind, name), child in list(self._children.get(key, {}).items()):
-                if of_kind == kind and (key[0], name) not in listed and not is_older(version, child.version):
+                if of_kind == kind and child.uid not in listed and not is_older(version, child.version):
                     self.drop_child(kind, *key, name)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:

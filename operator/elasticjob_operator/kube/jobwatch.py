@@ -95,7 +95,7 @@ class JobWatch:
         while True:
             try:
                 listed = await listing.read(take or (lambda item: None))
-                return {item["metadata"]["uid"] async for item in turn.one_by_one(listed.present)}
+                return {uid async for uid in turn.one_by_one(listed.present)}
             except ApiError as error:
                 failures += 1
                 pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))

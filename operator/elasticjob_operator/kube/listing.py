@@ -41,7 +41,7 @@ _SIZED = re.compile(rb',"(?:labels|annotations|ownerReferences|finalizers|manage
 class Listed:
     """What exists at one version."""
 
-    present: list[Raw]  # `{"metadata": …}` with the IDENTITY of every object, including those that cannot be read
+    present: list[str]  # the `key` of every object, including those that cannot be read
     version: str  # resourceVersion of the list
 
 
@@ -52,7 +52,7 @@ class _Page:
     limit: int
     token: str
     coming: asyncio.Task[bytearray]
-    present: list[Raw] = field(default_factory=list)
+    present: list[Raw] = field(default_factory=list)  # the IDENTITY of each object
     version: str = ""
     next: _Page | None = None
 
@@ -72,6 +72,7 @@ class Listing:
     selector: str = ""
     is_metadata_enough: bool = False
     fields: str = ""  # field selector
+    key: str = "uid"  # what is kept of the metadata of each object; "": nothing. Tenants have as many as they like
 
     async def read(self, take: Take) -> Listed:
         """Call `take` once with each object that can be read; return what exists.
@@ -79,7 +80,7 @@ class Listing:
         `take` may get two versions of an object that changes while a page is read again.
         Raises ApiError; 410 if it took too long.
         """
-        present: list[Raw] = []
+        present: list[str] = []
         taken: set[tuple[str, ...]] = set()  # from pages that could not be read to their end
         page, most = self._request(PAGE, ""), PAGE
         try:
@@ -98,7 +99,8 @@ class Listing:
                         continue
                     page = self._request(1, page.token, METADATA_LIST)
                     await self._decode(page, functools.partial(self._skip, error.message), frozenset(), most, cut=True)
-                present += page.present
+                if self.key:
+                    present += [str(one.get(self.key, "")) for one in page.present]
                 if page.next is None:
                     return Listed(present, page.version)
                 page = page.next
@@ -125,7 +127,7 @@ class Listing:
         """
 
         def take_one(item: Raw) -> None:
-            one = {"metadata": {k: v for k, v in item["metadata"].items() if k in IDENTITY}}
+            one = {k: v for k, v in item["metadata"].items() if k in IDENTITY}
             page.present.append(one)
             if not taken or _identify(one) not in taken:
                 take(item)
@@ -162,4 +164,4 @@ def _cut(page: bytearray) -> bytearray:
 
 
 def _identify(one: Raw) -> tuple[str, ...]:
-    return tuple(str(one["metadata"].get(key, "")) for key in IDENTITY)
+    return tuple(str(one.get(key, "")) for key in IDENTITY)

@@ -1,10 +1,11 @@
 """A watch that stays in sync with the API server: list, watch, and start over when the watch breaks.
 
 It requests only the objects of its selector, and only their metadata if that is enough. It calls `apply` for every
-existing object and for each event, and `replace` with the metadata of all existing objects and the version of that
-list, at the start and after every gap: objects that are not among them were deleted, except for newer ones. Reports may
-be outdated, repeated or late, but are never wrong about one object at one version. An object for which `apply` raises
-is skipped with a warning; of one that cannot be read, `apply` gets the outline, without labels and owners.
+existing object and for each event, and `replace` with the UIDs (or names) of all existing objects and the version of
+that list, at the start and after every gap: objects that are not among them were deleted, except for newer ones.
+Reports may be outdated, repeated or late, but are never wrong about one object at one version. An object for which
+`apply` raises is skipped with a warning; of one that cannot be read, `apply` gets the outline, without labels and
+owners.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ class Watch:
         api: Api,
         path: str,
         *,
-        replace: Callable[[list[Raw], str], Awaitable[None]],
+        replace: Callable[[list[str], str], Awaitable[None]],
         apply: Callable[[str, Raw], None],
         selector: str = "",
         required: bool = True,
         is_metadata_enough: bool = False,
         intake: Intake | None = None,
+        key: str = "uid",
     ) -> None:
+        """`key`: what `replace` gets of the metadata of each object."""
         self._api = api
         self.path = path
         self._replace = replace
@@ -66,7 +69,7 @@ class Watch:
         self._intake = intake or Intake()
         self._kind = resource_name(path)
         self._accept = METADATA_ONLY if is_metadata_enough else "application/json"
-        self._listing = Listing(api, path, self._intake, selector, is_metadata_enough)
+        self._listing = Listing(api, path, self._intake, selector, is_metadata_enough, key=key)
         self._version = ""
         self.synced = asyncio.Event()
         self.forbidden = False

@@ -80,10 +80,11 @@ def build_watches(api: Api, cache: Cache, intake: Intake, namespaces: tuple[str,
     nodes = Watch(
         api,
         path_of("v1", "nodes"),
-        replace=lambda items, version: cache.replace_nodes(items),
+        replace=lambda found, version: cache.replace_nodes(found),
         apply=cache.apply_node,
         required=False,
         intake=intake,
+        key="name",
     )
     return [*watches, nodes]
 
@@ -92,7 +93,7 @@ def _watch_pods(api: Api, cache: Cache, intake: Intake, namespace: str) -> Watch
     return Watch(
         api,
         path_of("v1", "pods", namespace),
-        replace=lambda items, version: cache.replace_pods(items, version, namespace),
+        replace=lambda uids, version: cache.replace_pods(uids, version, namespace),
         apply=cache.apply_pod,
         selector=SELECTOR,
         intake=intake,
@@ -106,7 +107,7 @@ def _watch_children(api: Api, cache: Cache, intake: Intake, namespace: str, kind
     return Watch(
         api,
         path_of(resource.group_version, resource.plural, namespace),
-        replace=lambda items, version: cache.replace_children(kind.value, items, version, namespace),
+        replace=lambda uids, version: cache.replace_children(kind.value, uids, version, namespace),
         apply=lambda event, raw: cache.apply_child(kind.value, event, raw, is_sound=is_sound),
         selector=SELECTOR,
         required=kind is not Kind.AUTOSCALER,

@@ -293,7 +293,9 @@ class PoolLoop:
         held: Held = {}
         try:
             for namespace in self._namespaces or ("",):
-                listing = Listing(self._api, path_of("v1", "pods", namespace), self._intake, NOT_OURS, fields=PLACED)
+                listing = Listing(
+                    self._api, path_of("v1", "pods", namespace), self._intake, NOT_OURS, fields=PLACED, key=""
+                )
                 await listing.read(functools.partial(self._add_held, held))
         except ApiError as error:
             logger.warning("cannot count the devices that other pods hold, so jobs may be promised too many: %s", error)

@@ -94,4 +94,5 @@ class Follower:
             apply=self._store.apply_flavor,
             required=False,
             intake=self._intake,
+            key="name",
         )

@@ -119,11 +119,12 @@ class Store:
         else:
             self.put_workload(raw)
 
-    async def replace_workloads(self, items: list[Raw], version: str, namespace: str = "") -> None:
-        listed = {(i["metadata"]["namespace"], i["metadata"]["name"]) async for i in turn.one_by_one(items)}
+    async def replace_workloads(self, uids: list[str], version: str, namespace: str = "") -> None:
+        """The UIDs of all Workloads."""
+        listed = {uid async for uid in turn.one_by_one(uids)}
         async for of, name in turn.one_by_one(list(self._places)):
-            known = self._find(of, name) if namespace in ("", of) and (of, name) not in listed else None
-            if known is not None and not is_older(version, known.version):
+            known = self._find(of, name) if namespace in ("", of) else None
+            if known is not None and known.uid not in listed and not is_older(version, known.version):
                 self.drop_workload(of, name, known.uid)
 
     def keys(self) -> tuple[JobKey, ...]:
@@ -152,7 +153,8 @@ class Store:
         if changed:
             self._wake_all()
 
-    async def replace_flavors(self, items: list[Raw], version: str) -> None:
-        listed = {item["metadata"]["name"] for item in items}
+    async def replace_flavors(self, there: list[str], version: str) -> None:
+        """The names of all flavors."""
+        listed = {*there}
         for name in [n for n in self.flavors if n not in listed]:
             del self.flavors[name]
