@@ -419,6 +419,14 @@ def test_a_line_of_tabs_is_shown_at_once(tabs: int, shown: str) -> None:
     assert "\t" not in tables.list_events([event], NOW).columns[-1]._cells[0].plain  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("count", "length", "shown"), [(3, 4096, 4096), (4000, 200, 200), (4000, 4096, 262)])
+def test_of_very_many_long_events_each_is_shown_in_part(count: int, length: int, shown: int) -> None:
+    """Whoever may write events of a job would else hold up who looks at them for half a minute."""
+    event = Happening(NOW, "Normal", "Pulled", "\u6f22" * length, "pod/digits-worker-0")
+    cells = tables.list_events([event] * count, NOW).columns[-1]._cells
+    assert {len(cell.plain) for cell in cells} == {shown}  # type: ignore[union-attr]
+
+
 def test_a_progress_bar_in_a_log_is_shown_as_it_ends() -> None:
     assert line_text(Line("p", range(1), "10%\r50%\r100%\r"), prefix=False, timestamps=False).plain == "100%"
 
