@@ -11,13 +11,14 @@ from elasticjob_operator import api
 from elasticjob_operator.client.history import Point, goodput_seconds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.faulty_nodes import NodeRecord
-from elasticjob_operator.text import cut_lines
+from elasticjob_operator.text import cut, cut_lines
 from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import words
 from elasticjob_operator.view.plain import PlainTable
 from elasticjob_operator.view.sparkline import sparkline
 
-_MOST_LINES: Final = 20  # of an event's message: whoever may write events writes thousands of them
+_MOST_LINES: Final = 20  # of an event's message: whoever may write events writes thousands of them ...
+_MOST_CHARACTERS: Final = 2**20  # ... of which all together have so many; of more, each has the same part
 
 
 def phase(job: Job) -> Text:
@@ -115,11 +116,13 @@ def list_checkpoints(job: Job, now: float) -> PlainTable:
 def list_events(events: Sequence[Happening], now: float) -> PlainTable:
     table = PlainTable("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
     table.columns[-1].no_wrap = False
+    total = sum(len(event.message) for event in events)
+    longest = total if total <= _MOST_CHARACTERS else _MOST_CHARACTERS // len(events)
     for event in events:
         style = "yellow" if event.type == "Warning" else ""
         count = f" (x{event.count})" if event.count > 1 else ""
         age = words.age(event.time, now)
-        message = Text(cut_lines(event.message, _MOST_LINES).replace("\t", " ") + count)
+        message = Text(cut_lines(cut(event.message, longest), _MOST_LINES).replace("\t", " ") + count)
         table.add_row(age, Text(event.type, style=style), event.reason, event.object, message)
     return table
 
