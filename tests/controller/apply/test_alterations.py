@@ -209,6 +209,16 @@ CERTIFICATE = {"configMap": {"name": "j-hub-ca", "items": []}}
 ENV = "spec.containers[trainer].env"
 
 
+def test_a_source_that_nobody_knows_is_dropped_by_the_api_server_and_changed_by_nobody() -> None:
+    """The job's condition Warning says what it may have been meant to be."""
+    sent, made = build_pod(), build_pod()
+    set_volume("data", pvc={"claimName": "data"})(sent)
+    set_volume("data", emptyDir={})(made)
+    assert alterations.find_alterations(sent, made) == ()
+    set_volume("data", hostPath={"path": "/d"})(made)
+    assert alterations.describe(alterations.find_alterations(sent, made)) == "spec.volumes[data]: pvc became hostPath"
+
+
 @pytest.mark.parametrize(
     ("change", "told", "is_vital"),
     [

@@ -202,6 +202,18 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             id="an amount, which the server writes otherwise",
         ),
         pytest.param(
+            'Pod "a" is invalid: [spec.initContainers[1].lifecycle: Forbidden: may not be set, spec.volumes[0].name: '
+            "Invalid value, spec.initContainers[1].image: Required value, spec.containers[7].name: Required value]",
+            {
+                "initContainers": [{"name": "elasticjob-runtime"}, {"name": "mesh"}],
+                "containers": [{"name": "b"}] * 8,
+                "volumes": [{"name": "data"}],
+            },
+            "InvalidTemplate",
+            "; initContainers[1] is mesh, volumes[0] is data, containers[7] is b",
+            id="items of lists: in the template, which has none of the operator's, they have other numbers",
+        ),
+        pytest.param(
             ABOVE,
             {"containers": [{"name": "a", "resources": {"requests": {"cpu": "2"}}}]},
             "PodAltered",
