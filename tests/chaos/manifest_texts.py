@@ -488,7 +488,7 @@ TEXTS: Final = (
           - {{name: wait-for-data, image: '{HERE}busybox', command: [sh, -c, "until ls /data; do sleep 1; done"]}}
           - {{name: mesh, image: '{HERE}mesh', restartPolicy: Always, command: [sleep, infinity],
              lifecycle: {{preStop: {{exec: {{command: [sleep, "5"]}}}}}}}}""",
-         told=("initContainers: mesh", "initContainers[1].lifecycle"), trains_from=29),
+         told=("initContainers: mesh", "initContainers[1].lifecycle", "is mesh"), trains_from=29),
     Text("uv", "command: [uv, run, --no-sync, torchrun, train.py]"),
     Text("conda", "command: [conda, run, --no-capture-output, -n, train, torchrun, --nproc-per-node=1, train.py]"),
     Text("numactl", "command: [numactl, --cpunodebind=0, --membind=0, torchrun, train.py]"),

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from elasticjob_operator import quantity, text
 from elasticjob_operator.api import names
+from elasticjob_operator.api.podfields import POD_FIELDS
 from elasticjob_operator.api.podtemplate import trainer_container
 from elasticjob_operator.model import launchers, ownership
 from elasticjob_operator.untyped import as_object
@@ -36,6 +37,7 @@ _NEEDED: Final = frozenset(
 )
 _GONE: Final = "nothing"
 _EMPTY: Final = "emptyDir"
+_SOURCES: Final = POD_FIELDS["volume"]
 # Fields of volumes that others may set as they like ...
 _FREE: Final = frozenset({"divisor", "pullPolicy"})
 # ... those in the operator's own without which its agent does as well ...
@@ -233,6 +235,8 @@ def _compare_volume(field: str, volume: Raw, other: Raw, *, is_needed: bool, is_
     is_ours = token.startswith(names.TOKEN_AUDIENCE)
     if kind == instead == _EMPTY:
         yield from _compare_empty(field, as_object(volume.get(kind)), as_object(other.get(kind)))
+    elif kind not in _SOURCES and instead == _EMPTY:
+        return  # the API server drops what it does not know, which the job is warned of
     elif kind != instead:
         yield Alteration(field, kind, instead, is_vital=is_ours or (instead == _EMPTY and is_needed and not is_fed))
     elif token and token not in tokens:

@@ -39,6 +39,7 @@ _WRONG_FIELD: Final = re.compile(
     r"\bspec\.(?P<path>(?P<field>\w{1,64}+)[^\s:]{0,256}+): (?:(?:Invalid|Unsupported|Duplicate) value|"
     r'(?P<absent>Not found|Required value))(?:: "(?P<value>[^"\\…]{1,100})")?'
 )
+_ITEM: Final = re.compile(r"\bspec\.((initContainers|containers|volumes)\[(\d{1,4})\])")
 _STEP: Final = re.compile(r"(\w{1,64})|\[(\d{1,4})\]")
 _SHM_TAKEN: Final = re.compile(r'\bspec\.\S{1,256}\.mountPath: Invalid value: "/dev/shm": must be unique')
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
@@ -77,7 +78,9 @@ def is_shm_taken(error: ApiError) -> bool:
 
 
 def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
-    """The rejection of a pod, with what the API server does not say: which quantity it is, or that others wrote it."""
+    """The rejection of a pod, with what the API server does not say: which quantity it is, what the items of lists are
+    called, or that others wrote them.
+    """
     if error.status not in (400, 422) or _DENIED.search(error.message):
         return error
     if "quantities must match" in error.message:
@@ -92,13 +95,28 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     found = next(filter(None, map(_WRONG_FIELD.search, error.causes)), None)
     added = _find_added(found, pod["spec"]) if found is not None else ""
     if not added:
-        return error
+        items = ", ".join(_name_items(error, pod["spec"]))
+        return ApiError(error.status, error.reason, f"{error.message}; {items}") if items else error
     return ApiError(
         error.status,
         _ALTERED,
         f"the API server rejects the pod for {added}, which is not in spec.template: an admission webhook or a policy "
         f"has added it: {error.message}",
     )
+
+
+def _name_items(error: ApiError, spec: Mapping[str, Any]) -> list[str]:
+    """`item is name` for those that it is about: the pod has others than the template, and so other numbers."""
+    found: dict[str, str] = {}
+    for item, kind, index in itertools.chain.from_iterable(map(_ITEM.findall, error.causes)):
+        known = spec.get(kind)
+        if not known or not isinstance(known, list):
+            continue
+        position = numerals.read_count(index, len(known) - 1)
+        one = known[position] if position is not None else None
+        if isinstance(one, Mapping) and isinstance(one.get("name"), str) and len(found) < _MOST_TOLD:
+            found[item] = f"{item} is {_cut(one['name'])}"
+    return list(found.values())
 
 
 def _find_added(found: re.Match[str], spec: Mapping[str, Any]) -> str:
