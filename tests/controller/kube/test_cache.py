@@ -199,6 +199,24 @@ def test_a_pod_that_was_asked_for_and_is_gone_does_not_come_back(watched: Watche
     assert watched.cache.pods(KEY) == ()
 
 
+@pytest.mark.parametrize(
+    ("uid", "version", "is_there"),
+    [
+        pytest.param("job-1", "41", False, id="an answer that was under way"),
+        pytest.param("job-1", "42", False, id="the deletion again"),
+        pytest.param("job-1", "43", True, id="it is there after all"),
+        pytest.param("job-2", "41", True, id="another one of its name"),
+    ],
+)
+def test_a_job_whose_deletion_was_told_does_not_come_back(
+    watched: Watched, uid: str, version: str, is_there: bool
+) -> None:
+    """Whoever makes and deletes jobs fast would fill the memory with those that nobody tells the end of again."""
+    watched.cache.apply_job("DELETED", raw_job(version="42"))
+    watched.cache.put_job(raw_job(uid, version))
+    assert (KEY in watched.cache.jobs) == is_there
+
+
 def test_nothing_is_kept_of_pods_that_came_and_went(watched: Watched) -> None:
     cache = watched.cache
     node = {"metadata": {"name": "node0"}, "spec": {}, "status": {}}
