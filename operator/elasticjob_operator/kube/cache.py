@@ -75,7 +75,8 @@ class Cache:
         self._strangers: dict[str, Stranger] = {}  # by UID
         # UIDs of pods that are gone, and the version at which they went: a late event must not restore them.
         self._gone: Recent[str, str] = Recent(LONGEST_MEMORY)
-        self._ended: Recent[JobKey, str] = Recent(LONGEST_MEMORY)  # UIDs of jobs that were deleted
+        # UIDs of jobs that were deleted, and the version at which they were: the answer to a write may come later.
+        self._ended: Recent[JobKey, tuple[str, str]] = Recent(LONGEST_MEMORY)
         self.nodes: dict[str, Node] = {}
         self.nodes_known = False
         self._children: dict[JobKey, dict[tuple[str, str], ChildObject]] = {}
@@ -95,7 +96,10 @@ class Cache:
             return  # that may be a predecessor with the same name
         if before is not None and known is not None and known[1] == version and not _waits(before):
             return
-        if self._ended.get(key) == metadata["uid"]:
+        ended = self._ended.get(key)
+        if ended is not None and ended[0] == metadata["uid"]:
+            if version == ended[1] or is_older(version, ended[1]):
+                return
             del self._ended[key]  # seen again: it is not certain that it was deleted
         seen = observe.observe_job(raw, self._limits, before)
         if known is not None and before is None:
@@ -103,10 +107,10 @@ class Cache:
         self.jobs[key] = (self._room.let_in(seen, before, is_first_list=not self.jobs_known), version)
         self._wake(key)
 
-    def end_job(self, key: JobKey, uid: str) -> None:
+    def end_job(self, key: JobKey, uid: str, version: str) -> None:
         """The API server reports that this very job was deleted, so what it owned has no owner any more."""
         self.drop_job(key, uid)
-        self._ended[key] = uid
+        self._ended[key] = uid, version
         self._wake(key)
 
     def drop_job(self, key: JobKey, uid: str) -> None:
@@ -125,7 +129,8 @@ class Cache:
         """Apply a watch event from kopf; `kind` is None for the initial listing."""
         metadata = raw["metadata"]
         if kind == "DELETED":
-            self.end_job((metadata["namespace"], metadata["name"]), metadata["uid"])
+            version = str(metadata.get("resourceVersion", ""))
+            self.end_job((metadata["namespace"], metadata["name"]), metadata["uid"], version)
         else:
             self.put_job(raw)
 
@@ -388,8 +393,8 @@ class Cache:
 
     def left_over(self, key: JobKey) -> tuple[Dependent, ...]:
         """What only the deleted job of this name owned; nothing if no deletion was reported."""
-        uid = self._ended.get(key)
-        if uid is None:
+        uid, _ = self._ended.get(key, ("", ""))
+        if not uid:
             return ()
         pods = (p for p in self.pods(key) if p.job_uid == uid and not p.is_shared)
         found = [Dependent(POD, p.name, p.uid, p.resource_version, p.deleting is not None) for p in pods]
