@@ -217,6 +217,22 @@ def test_a_job_whose_deletion_was_told_does_not_come_back(
     assert (KEY in watched.cache.jobs) == is_there
 
 
+@pytest.mark.parametrize(
+    ("version", "is_there"),
+    [
+        pytest.param("41", False, id="an answer that was under way"),
+        pytest.param("42", True, id="it has only lost the label, without which it is not watched"),
+        pytest.param("43", True, id="it has it again"),
+    ],
+)
+def test_a_policy_whose_deletion_was_told_does_not_come_back(watched: Watched, version: str, is_there: bool) -> None:
+    """The operator would not make it anew, and whoever waits for it would train without."""
+    watched.cache.put_child("NetworkPolicy", raw_child(version="40"))
+    watched.cache.apply_child("NetworkPolicy", "DELETED", raw_child(version="42"))
+    watched.cache.put_child("NetworkPolicy", raw_child(version=version), is_sound=True)
+    assert bool(watched.digests()) == is_there
+
+
 def test_nothing_is_kept_of_pods_that_came_and_went(watched: Watched) -> None:
     cache = watched.cache
     node = {"metadata": {"name": "node0"}, "spec": {}, "status": {}}

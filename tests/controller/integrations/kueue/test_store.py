@@ -42,6 +42,16 @@ def test_a_workload_that_is_deleted() -> None:
     assert [key[1] for key in sorted(store.keys())] == ["job-0", "job-2"]
 
 
+@pytest.mark.parametrize(("version", "is_there"), [("41", False), ("43", True)])
+def test_a_workload_whose_deletion_was_told_does_not_come_back(version: str, is_there: bool) -> None:
+    """By the answer to a write that was under way: its job would go on with quota that others have by then."""
+    store, _ = fill(1)
+    metadata = workload_of(0)["metadata"]
+    store.apply_workload("DELETED", {**workload_of(0), "metadata": {**metadata, "resourceVersion": "42"}})
+    store.put_workload({**workload_of(0), "metadata": {**metadata, "resourceVersion": version}})
+    assert bool(store.keys()) == is_there
+
+
 def count_replacing(count: int) -> int:
     store, _ = fill(count)
     return count_lines(lambda: asyncio.run(store.replace_workloads([], "9999")))
