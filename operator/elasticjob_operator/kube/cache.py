@@ -81,6 +81,7 @@ class Cache:
         self.nodes_known = False
         self._children: dict[JobKey, dict[tuple[str, str], ChildObject]] = {}
         self._place_of_child: dict[str, tuple[JobKey, tuple[str, str]]] = {}  # by UID
+        self._gone_children: Recent[str, str] = Recent(LONGEST_MEMORY)  # as `_ended`: by UID, the version
         self._jobs_on_node: dict[str, Counter[JobKey]] = {}  # with the number of pods
         self._unowned: Recent[str, None] = Recent(LONGEST_MEMORY)  # UIDs that were reported
 
@@ -327,6 +328,8 @@ class Cache:
             return  # anybody may name an owner; if the job is only not known yet, its first pass finds what is there
         known = self._children.get(key, {}).get(place)
         made = observe_child(metadata, known, is_sound=is_sound)
+        if is_older(made.version, self._gone_children.get(made.uid, "")):
+            return
         if known is not None and known.uid == made.uid and is_older(made.version, known.version):
             return
         self._forget_child(key, place)
@@ -362,6 +365,7 @@ class Cache:
     def apply_child(self, kind: str, event: str, raw: Raw, *, is_sound: bool = False) -> None:
         metadata = raw["metadata"]
         if event == "DELETED":
+            self._gone_children[metadata["uid"]] = str(metadata.get("resourceVersion", ""))
             namespace, name = metadata["namespace"], metadata["name"]
             owner = ownership.owner_of(metadata)[0]  # unknown of one that could not be read
             key, place = self._place_of_child.get(metadata["uid"], ((namespace, owner), (kind, name)))

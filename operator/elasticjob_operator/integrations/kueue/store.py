@@ -17,8 +17,9 @@ from elasticjob_operator.integrations.kueue.values import (
     observe_workload,
     without_details,
 )
-from elasticjob_operator.kube.cache import is_older
+from elasticjob_operator.kube.cache import LONGEST_MEMORY, is_older
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.recent import Recent
 
 Raw = Mapping[str, Any]
 
@@ -74,6 +75,8 @@ class Store:
         self._workloads: dict[JobKey, _OfKey] = {}
         self._places: dict[tuple[str, str], JobKey] = {}  # where they are kept, by namespace and name
         self._berths = shares.Berths(KEPT_BYTES, KEPT_WORKLOADS, MOST_KEPT_BYTES)
+        # UIDs of those that were deleted, and the version at which they were: the answer to a write may come later.
+        self._gone: Recent[str, str] = Recent(LONGEST_MEMORY)
         self.flavors: dict[str, Flavor] = {}
 
     def put_workload(self, raw: Raw) -> None:
@@ -82,6 +85,8 @@ class Store:
         namespace = str(metadata.get("namespace", ""))
         if workload is None:  # it may have been a job's before
             self.drop_workload(namespace, str(metadata.get("name", "")), str(metadata.get("uid", "")))
+            return
+        if is_older(workload.version, self._gone.get(workload.uid, "")):
             return
         key, place = (namespace, workload.job), (namespace, workload.name)
         before = self._find(namespace, workload.name)
@@ -115,6 +120,7 @@ class Store:
     def apply_workload(self, event: str, raw: Raw) -> None:
         if event == "DELETED":
             metadata = raw["metadata"]
+            self._gone[metadata["uid"]] = str(metadata.get("resourceVersion", ""))
             self.drop_workload(metadata["namespace"], metadata["name"], metadata["uid"])
         else:
             self.put_workload(raw)
