@@ -513,7 +513,10 @@ TEXTS: Final = (
          "volumes: [{name: docker, hostPath: {path: /var/run/docker.sock, type: Socket}}]", told=("docker.sock",)),
     Text("large-scratch", "volumeMounts: [{name: tmp, mountPath: /tmp}, {name: w, mountPath: /w, subPath: b}]", f"""
         volumes: [{{name: tmp, emptyDir: {{medium: Memory, sizeLimit: 2Ti}}}},
-                  {{name: w, image: {{reference: '{HERE}weights:1', pullPolicy: IfNotPresent}}}}]"""),
+                  {{name: w, image: {{reference: '{HERE}weights:1', pullPolicy: IfNotPresent}}}}]""",
+         told=("image became emptyDir",), trains_from=35),
+    Text("empty-classes", pod='runtimeClassName: ""\npriorityClassName: ""', told=("runtimeClassName",),
+         trains_from=21),
     Text("dollars", "args: [torchrun, train.py, '--run=$$(HOSTNAME)', '--cost=5$']\ncommand: [env]\n"
                     "env: [{name: A, value: x}, {name: A, value: $(A)y}, {name: PYTHONPATH, value: /app}]"),
     # Nearly right.

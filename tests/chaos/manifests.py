@@ -236,7 +236,8 @@ class _Run:
     def _finish(self) -> None:
         for namespace, watched in list(self.watched.items()):
             is_due = time.time() - watched.began > self.watch_seconds
-            is_settled = watched.trained or (watched.answered is not None and not watched.made.has_to_train)
+            # One that said why says nothing for a moment where what it waited for has come, and its pods go on.
+            is_settled = watched.trained or (watched.last != SILENT and not watched.made.has_to_train)
             if is_due and (is_settled or not self._is_early(watched)):
                 self._judge(watched)
                 del self.watched[namespace]
