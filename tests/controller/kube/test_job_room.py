@@ -127,6 +127,25 @@ def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
     assert job.notices == ()
 
 
+@pytest.mark.usefixtures("small_room")
+def test_jobs_that_grow_once_they_have_started_leave_room_for_another_namespace() -> None:
+    """What is let in again after a restart does not ask for others: a job that grows does."""
+    cache = Cache(lambda key: None)
+    asyncio.run(cache.know_jobs())
+    for version, dense in ((5, 0), (6, 600)):
+        for n in range(40):
+            for namespace in ("greedy", "second"):
+                cache.put_job(make_job(f"j{n}", namespace, dense=dense, status=STARTED, version=version))
+    cache.put_job(make_job("large", "third"))
+    assert cache.jobs["third", "large"][0].spec is not None
+    late = [name for name, (job, _) in cache.jobs.items() if job.late is not None]
+    assert late
+    assert not any(cache.may_read_again(cache.jobs[key][0]) for key in late), "it would be read in each pass"
+    grown = next(key for key in cache.jobs if cache.jobs[key][0].late is None)
+    cache.put_job(make_job(grown[1], grown[0], status=STARTED, version=7, spec={"replicas": 2}))
+    assert cache.jobs[grown][0].late is None, "what does not grow keeps its room"
+
+
 SMALL_CHANGES = [
     pytest.param({"replicas": 3}, lambda spec: spec.wanted == 3, id="scale"),
     pytest.param({"runPolicy": {"suspend": True}}, lambda spec: spec.run_policy.suspend, id="suspend"),
