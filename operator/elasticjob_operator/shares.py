@@ -111,13 +111,13 @@ class Berths:
     def put(self, key: tuple[str, str], size: int, *, again: bool = False) -> bool:
         """Keep so many bytes of this object; False if there is no room: it has what it had before, new ones nothing.
 
-        `again`: see `Room.enter_again`.
+        `again`: see `Room.enter_again`. What does not grow stays.
         """
         self.enter(key)
         berth = self._berths[key]
         wanted, before = self._count_shared(size, is_free=berth.is_free), berth.taken
         self._room.leave(key[0], before)
-        enter = self._room.enter_again if again else self._room.enter
+        enter = self._room.enter_again if again or wanted <= before else self._room.enter
         is_kept = not wanted or enter(key[0], wanted)
         berth.taken = wanted if is_kept else before
         if not is_kept:
@@ -129,7 +129,7 @@ class Berths:
         berth = self._berths.get(key, _Berth())
         wanted = self._count_shared(size, is_free=berth.is_free or self._may_be_free(key))
         has_room = self._room.has_room_again if again else self._room.has_room
-        return not wanted or has_room(key[0], wanted - berth.taken)
+        return wanted <= berth.taken or has_room(key[0], wanted - berth.taken)
 
     def clear(self, key: tuple[str, str]) -> None:
         """Nothing that takes room is kept of this object any more."""

@@ -60,7 +60,9 @@ class JobRoom:
             job, size = _without_template(job), 0
         was_in = job.status.start_time is not None
         waits = is_first_list and not was_in and _is_told(job) and self._berths.is_shared(key, size)
-        if not waits and self._berths.put(key, size, again=was_in or is_first_list):
+        # Whoever has seen it start let it in then, and what is larger now asks for room as others do.
+        is_back = is_first_list or (was_in and (before is None or before.no_room is not None))
+        if not waits and self._berths.put(key, size, again=is_back):
             self._asked[key] = job.asked
             return job
         no_room = NoRoom(size, job.manager)
@@ -73,8 +75,8 @@ class JobRoom:
     def has_room(self, job: Job) -> bool:
         """Whether a job that waits, or whose change does, would be let in now."""
         missing = job.no_room or job.late
-        has_started = job.status.start_time is not None
-        return missing is None or self._berths.has_room(job.key, missing.size, again=has_started)
+        is_back = job.no_room is not None and job.status.start_time is not None
+        return missing is None or self._berths.has_room(job.key, missing.size, again=is_back)
 
     def leave(self, key: JobKey) -> None:
         self._asked.pop(key, None)
