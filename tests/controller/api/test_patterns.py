@@ -94,6 +94,8 @@ def test_no_line_takes_long(text: str) -> None:
         ("(?=a)b", "(? is not supported but for (?: and a (?i) at the start"),
         (r"(a)\1", r"\1 is not supported: use letters, classes and \d, \w, \s"),
         (r"\bword", r"\b is not supported"),
+        ("loss=[[:digit:].]+", "[:digit:] is not supported: write its characters, as in [a-z], or \\d, \\w, \\s"),
+        ("[^[:space:]]x", "[:space:] is not supported"),
         ("a{100}", "{100} is out of range: repeat at most 64 times"),
         ("a{3,2}", "{3,2} is out of range"),
         ("(a", "a ( is not closed: write \\( for the character"),
