@@ -170,6 +170,9 @@ class _Parser:
             low = self.take()
             if not low:
                 raise PatternError("a [ is not closed: write \\[ for the character")
+            if low == "[" and self.peek() == ":" and (end := self.text.find(":]", self.at + 1)) > 0:
+                name = self.text[self.at - 1 : end + 2]
+                raise PatternError(f"{name} is not supported: write its characters, as in [a-z], or \\d, \\w, \\s")
             if low == "\\":
                 found += self.parse_escape()
             elif self.peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("", "]"):
