@@ -238,7 +238,7 @@ ILLNESSES: Final = (
         "the evaluation takes ten times as long",
         Then.GOES_ON,
         r"evaluationSeconds is 3, [0-9.]+ deviations above its median 0\.3 ",
-        0,
+        None,
         {"metric": {"name": "evaluationSeconds", "sigma": 20}},
     ),
     Illness(
