@@ -116,6 +116,18 @@ def test_where_no_world_trains_nobody_is_waited_for_who_is_gone() -> None:
     assert made.status.code is not None and made.status.code.revision == 1
 
 
+@pytest.mark.parametrize("code", [None, FIRST])
+def test_an_update_of_a_suspended_job_is_told(code: api.CodeStatus | None) -> None:
+    gone = api.RendezvousStatus(generation=3)
+    made = look({}, code, asked=ASKED, world=gone, spec={"runPolicy": {"suspend": True}})
+    assert told(made) == ("False", "CodeAwaited")
+    assert [event.reason for event in made.events].count("CodeAwaited") == 1
+    condition = made.status.condition("CodeUpdated")
+    assert condition is not None and condition.message == "revision 2 waits for its pods"
+    made = look({}, code, world=gone, spec={"runPolicy": {"suspend": True}})
+    assert told(made) == (("True", "CodeUpdated") if code else ("", ""))
+
+
 def test_a_revision_that_no_pod_has_keeps_no_job_from_starting() -> None:
     """As where the manifest of a job that was updated is applied in another cluster."""
     asked, nowhere = {"revision": 7, "digest": NEW}, api.RendezvousStatus()
