@@ -13,7 +13,7 @@ from elasticjob_operator.history.records import Record
 from elasticjob_operator.model import errortext, ownership
 from elasticjob_operator.model.observe import NoRoom, Pod
 from elasticjob_operator.model.revise import RendezvousFields, revise
-from elasticjob_operator.plan import archiving, reporting
+from elasticjob_operator.plan import archiving, reporting, updating
 from elasticjob_operator.plan.values import Child, Deletion, Kind, Plan, Seen, first
 from elasticjob_operator.sizing import written
 from elasticjob_operator.times import format_time, parse_time
@@ -101,7 +101,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
     elif degraded and (why == _BY_USER or degraded.reason in ("InvalidSpec", NoRoom.REASON)):
         # Suspended, it wants nothing. In a queue, it goes on saying why its pods did not start: Kueue evicts for that.
         conditions = reporting.with_condition(conditions, "Degraded", False, why[0], "", now)
-    status = archiving.note(seen, spec, revise(status, conditions=conditions))
+    status = updating.note(seen, spec, archiving.note(seen, spec, revise(status, conditions=conditions)))
     conditions = status.conditions
     since = next(c.last_transition_time for c in conditions if c.type == "Running")
     patience = (parse_time(since) or now) + grace
@@ -116,7 +116,7 @@ def suspend(seen: Seen, spec: api.Spec, why: tuple[str, str] = _BY_USER) -> Plan
         delete=(*forced, *(Deletion(p.name, p.uid, "the job is suspended") for p in pods if p.uid not in waiting)),
         directives={uid: stop for uid, a in seen.agents.items() if a.connected},
         announces=True,  # released agents exit like finished ones; the status must tell them apart
-        events=reporting.describe_changes(status, after, None, now),
+        events=(*reporting.describe_changes(status, after, None, now), *updating.find_events(seen.job.status, after)),
         set_replicas=None if spec.is_pooled else written.find_change(seen.job, spec.wanted),
         asks=0,
         wake_at=first(patience if waiting else None, force_at),
