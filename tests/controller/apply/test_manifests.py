@@ -247,6 +247,17 @@ def test_defaults_of_a_pod() -> None:
     assert "hostNetwork" not in body
 
 
+@pytest.mark.parametrize("empty", ["", None])
+def test_what_a_chart_leaves_empty_is_as_if_it_were_not_there(empty: str | None) -> None:
+    """The API server looks an empty class up by its name, and answers that a name may not be empty."""
+    plain = build()
+    written = template(terminationMessagePolicy=empty)
+    written["spec"] |= dict.fromkeys(("hostname", "subdomain", "runtimeClassName", "schedulerName"), empty)
+    written["spec"] |= dict.fromkeys(("terminationGracePeriodSeconds", "automountServiceAccountToken"))
+    made = build(make_spec(template=written))
+    assert made["spec"] == plain["spec"]
+
+
 def test_the_token_is_for_the_hub_alone() -> None:
     volume = next(v for v in build()["spec"]["volumes"] if v["name"] == "elasticjob-token")
     token = volume["projected"]["sources"][0]["serviceAccountToken"]
