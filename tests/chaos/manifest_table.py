@@ -88,7 +88,6 @@ ADVICE: Final = {
     "runtime-class-elsewhere": ("a RuntimeClass of nodes that are not there", "label such nodes, or use another class"),
     "overhead-differs": ("`overhead` in the template", "leave it out: the RuntimeClass sets it"),
     "large-scratch": ("an `image` volume, and an API server that does not know it", "use a claim, or a newer cluster"),
-    "empty-classes": ("an empty `runtimeClassName`, on Kubernetes 1.20", "remove it"),
     "sidecar-restarts-all": ("a sidecar that restarts all containers", "remove the action: the trainer restarts, too"),
     "native-sidecar-fails": ("a sidecar that fails", "read its log"),
     "evicted": ("more data than a `sizeLimit` or the node's disk allows", "raise the limit, or write to a volume"),

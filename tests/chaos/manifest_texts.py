@@ -515,8 +515,13 @@ TEXTS: Final = (
         volumes: [{{name: tmp, emptyDir: {{medium: Memory, sizeLimit: 2Ti}}}},
                   {{name: w, image: {{reference: '{HERE}weights:1', pullPolicy: IfNotPresent}}}}]""",
          told=("image became emptyDir",), trains_from=35),
-    Text("empty-classes", pod='runtimeClassName: ""\npriorityClassName: ""', told=("runtimeClassName",),
-         trains_from=21),
+    Text("empty-fields", "terminationMessagePolicy: ''", pod="""
+        runtimeClassName: ""
+        priorityClassName: ""
+        subdomain: ""
+        hostname: ""
+        nodeSelector:
+        terminationGracePeriodSeconds:"""),
     Text("dollars", "args: [torchrun, train.py, '--run=$$(HOSTNAME)', '--cost=5$']\ncommand: [env]\n"
                     "env: [{name: A, value: x}, {name: A, value: $(A)y}, {name: PYTHONPATH, value: /app}]"),
     # Nearly right.

@@ -42,8 +42,6 @@ _WRONG_FIELD: Final = re.compile(
 _ITEM: Final = re.compile(r"\bspec\.((initContainers|containers|volumes)\[(\d{1,4})\])")
 _STEP: Final = re.compile(r"(\w{1,64})|\[(\d{1,4})\]")
 _SHM_TAKEN: Final = re.compile(r'\bspec\.\S{1,256}\.mountPath: Invalid value: "/dev/shm": must be unique')
-_NO_NAME: Final = "resource name may not be empty"  # of API servers before 1.21, which look an object up by it
-_NAMES: Final = ("runtimeClassName", "priorityClassName", "serviceAccountName")
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
 # A request above a limit; the limit is of the same container.
 _ABOVE_LIMIT: Final = re.compile(
@@ -83,9 +81,6 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     """The rejection of a pod, with what the API server does not say: which quantity it is, what the items of lists are
     called, or that others wrote them.
     """
-    if error.status == 500 and _NO_NAME in error.message:
-        empty = ", ".join(f"spec.template.spec.{field}" for field in _NAMES if pod["spec"].get(field) == "")
-        return ApiError(500, error.reason, f"{error.message}; empty: {empty}: remove it") if empty else error
     if error.status not in (400, 422) or _DENIED.search(error.message):
         return error
     if "quantities must match" in error.message:

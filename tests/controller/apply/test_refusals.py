@@ -272,15 +272,6 @@ def test_a_refused_pod_names_the_field_and_its_author(
     assert told in problem[1]
 
 
-def test_an_empty_name_that_an_old_api_server_looks_up_is_named() -> None:
-    error = ApiError(500, "", "resource name may not be empty")
-    assert (
-        "empty: spec.template.spec.runtimeClassName"
-        in refusals.name_pod(error, {"spec": {"runtimeClassName": ""}}).message
-    )
-    assert refusals.name_pod(error, {"spec": {}}) is error
-
-
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", ["spec.", "spec.a ", "a", "spec.containers[0].resources.requests: Invalid value: "])
 def test_however_long_the_message_is(text: str) -> None:

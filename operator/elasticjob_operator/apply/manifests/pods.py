@@ -39,7 +39,8 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
         names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
         names.ANNOTATION_TEMPLATE_SHAPE: spec.shape.hash,
     }
-    body: Object = {**spec.template["spec"]}
+    # Charts leave fields empty, which is as if they were not there, but for a class that is looked up by its name.
+    body: Object = {name: value for name, value in spec.template["spec"].items() if value not in ("", None)}
     pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": described, "spec": body}
     body["restartPolicy"] = "Never"
     body.setdefault("hostname", names.host_name(job.name, new.index))
@@ -53,7 +54,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     affinity.avoid(body, new.avoid, is_required=spec.health.avoid_nodes is api.AvoidNodes.REQUIRED)
     body["containers"] = [dict(c) for c in body["containers"]]
     trainer = next(c for c in body["containers"] if c["name"] == trainer_container(spec.template))
-    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    trainer["terminationMessagePolicy"] = trainer.get("terminationMessagePolicy") or "FallbackToLogsOnError"
     told = {"name": names.ENV_TERMINATION_LOG, "value": trainer.get("terminationMessagePath") or names.TERMINATION_LOG}
     _add_environment(trainer, [*environment(job, spec, new.index, settings), told])
     _add_token(body, trainer, job, settings)
