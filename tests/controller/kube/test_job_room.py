@@ -101,8 +101,41 @@ def test_after_a_restart_the_same_jobs_are_let_in() -> None:
         again.put_job(make_job(name, namespace, status=WAITS, version=6))
     for name in sorted(were_in, reverse=True):
         namespace = "greedy" if name.startswith("j") else "second"
-        again.put_job(make_job(name, namespace, status=STARTED if name.endswith("1") else {}, version=6))
+        status = {**(STARTED if name.endswith("1") else {}), "observedGeneration": 6}
+        again.put_job(make_job(name, namespace, status=status, version=6))
     assert find_kept(again) == were_in
+
+
+WARNED = {"conditions": [{"type": "Warning", "status": "True", "reason": "NoRoom", "message": "no"}]}
+
+
+@pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize(
+    ("status", "leaves_room"),
+    [
+        pytest.param({}, True, id="made while no operator ran"),
+        pytest.param({**STARTED, "observedGeneration": 5}, False, id="changed while no operator ran"),
+        pytest.param({**STARTED, **WARNED, "observedGeneration": 6}, True, id="a change that waited"),
+    ],
+)
+def test_after_a_restart_jobs_that_were_let_in_find_their_room_first(status: dict[str, Any], leaves_room: bool) -> None:
+    """Those of two namespaces come first in the list, and none of them had asked for room, or had got it."""
+    cache = Cache(lambda key: None)
+    for namespace in ("aaa", "aab"):
+        for n in range(40):
+            cache.put_job(make_job(f"j{n}", namespace, status=status, version=6))
+    cache.put_job(make_job("runs", "victim", status={**STARTED, "observedGeneration": 6}, version=6))
+    assert cache.jobs["victim", "runs"][0].spec is not None
+    asyncio.run(cache.know_jobs())
+    waiting = [job for job, _ in cache.jobs.values() if job.no_room is not None]
+    assert len(waiting) == 80
+    for job in waiting:
+        if cache.may_read_again(job):
+            cache.put_job(make_job(job.name, job.namespace, status=status, version=6))
+    kept = [key for key, (job, _) in cache.jobs.items() if job.spec is not None]
+    assert len(kept) > 10
+    cache.put_job(make_job("new", "third", version=1))
+    assert not leaves_room or cache.jobs["third", "new"][0].spec is not None, "a namespace that has none finds room"
 
 
 @pytest.mark.usefixtures("small_room")
