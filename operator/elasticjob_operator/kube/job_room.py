@@ -2,7 +2,7 @@
 
 The template of one job may take three megabytes, and a namespace has as many jobs as it likes. A job for which there is
 no room waits, unless it has started: then the spec that it had before stays in force. After a restart the same jobs are
-let in: those that have started, and those that did not wait, find the room that they had.
+let in: those of which the status says that nothing waited find the room that they had, and the others come after them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class JobRoom:
         if job.status.finished and not job.is_corrected and self._berths.is_shared(key, size):
             job, size = _without_template(job), 0
         was_in = job.status.start_time is not None
-        waits = is_first_list and not was_in and _is_told(job) and self._berths.is_shared(key, size)
+        had_all = _had_all(job)
+        waits = is_first_list and not had_all and self._berths.is_shared(key, size)
         # Whoever has seen it start let it in then, and what is larger now asks for room as others do.
-        is_back = is_first_list or (was_in and (before is None or before.no_room is not None))
+        is_back = (is_first_list and had_all) or ((before is None or before.no_room is not None) and _was_in(job))
         if not waits and self._berths.put(key, size, again=is_back):
             self._asked[key] = job.asked
             return job
@@ -75,7 +76,7 @@ class JobRoom:
     def has_room(self, job: Job) -> bool:
         """Whether a job that waits, or whose change does, would be let in now."""
         missing = job.no_room or job.late
-        is_back = job.no_room is not None and job.status.start_time is not None
+        is_back = job.no_room is not None and _was_in(job)
         return missing is None or self._berths.has_room(job.key, missing.size, again=is_back)
 
     def leave(self, key: JobKey) -> None:
@@ -100,7 +101,7 @@ def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:
         awaited=None,
         own_replicas=own,
         late=no_room,
-        notices=(*notices, Notice(NoRoom.REASON, f"{waits}: {no_room.message}")),
+        notices=(Notice(NoRoom.REASON, f"{waits}: {no_room.message}"), *notices),  # the first one is the reason
     )
 
 
@@ -117,10 +118,21 @@ def _measure(job: Job) -> int:
     return count_bytes(written, job.spec.template, taken.spec)
 
 
-def _is_told(job: Job) -> bool:
-    """Whether the job waited for room when its status was written the last time."""
-    degraded = job.status.condition("Degraded")
-    return degraded is not None and degraded.status == "True" and degraded.reason == NoRoom.REASON
+def _had_all(job: Job) -> bool:
+    """Whether all that it asks for was let in before, as its status tells: neither is new, nor had to wait."""
+    is_seen = job.generation == job.status.observed_generation
+    return is_seen and not any(_is_told(job, condition) for condition in ("Degraded", "Warning"))
+
+
+def _was_in(job: Job) -> bool:
+    """Whether a job that has started may be as large as it is."""
+    return job.status.start_time is not None and not _is_told(job, "Warning")
+
+
+def _is_told(job: Job, type: str) -> bool:
+    """Whether the job, or a change of it (as a warning), waited for room when its status was written the last time."""
+    condition = job.status.condition(type)
+    return condition is not None and condition.status == "True" and condition.reason == NoRoom.REASON
 
 
 def _without_template(job: Job) -> Job:

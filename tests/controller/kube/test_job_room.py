@@ -32,8 +32,15 @@ def make_job(name: str, namespace: str = "greedy", *, dense: int = 600, version:
     return {"metadata": {**metadata, "generation": version}, "spec": spec, **more}
 
 
-def test_the_jobs_of_one_namespace_keep_half_of_the_room_at_most() -> None:
+def watching() -> Cache:
+    """A cache into which all jobs were listed that there were."""
     cache = Cache(lambda key: None)
+    asyncio.run(cache.know_jobs())
+    return cache
+
+
+def test_the_jobs_of_one_namespace_keep_half_of_the_room_at_most() -> None:
+    cache = watching()
     for n in range(40):
         cache.put_job(make_job(f"j{n}", dense=9_900))
     kept = [key for key, (job, _) in cache.jobs.items() if job.spec is not None]
@@ -47,7 +54,7 @@ def test_the_jobs_of_one_namespace_keep_half_of_the_room_at_most() -> None:
 
 def test_jobs_that_wait_for_a_template_take_room_too() -> None:
     """Each keeps its spec as it is written until it has the template."""
-    cache = Cache(lambda key: None)
+    cache = watching()
     for n in range(40):
         cache.put_job(make_job(f"j{n}", dense=9_900, spec={"templateRef": {"name": "none"}}))
     kept = [key for key, (job, _) in cache.jobs.items() if job.awaited is not None]
@@ -87,8 +94,7 @@ def fill(cache: Cache, **more: Any) -> list[str]:
 @pytest.mark.usefixtures("small_room")
 def test_after_a_restart_the_same_jobs_are_let_in() -> None:
     """In whatever order the API server lists them, and if others need room as well."""
-    first = Cache(lambda key: None)
-    asyncio.run(first.know_jobs())
+    first = watching()
     kept = fill(first)
     for n in range(40):
         first.put_job(make_job(f"k{n}", "second"))
@@ -140,8 +146,7 @@ def test_after_a_restart_jobs_that_were_let_in_find_their_room_first(status: dic
 
 @pytest.mark.usefixtures("small_room")
 def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
-    cache = Cache(lambda key: None)
-    asyncio.run(cache.know_jobs())
+    cache = watching()
     cache.put_job(make_job("runs", dense=0, status=STARTED))
     fill(cache)
     large = make_job("runs", status=STARTED, version=6)
@@ -163,8 +168,7 @@ def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
 @pytest.mark.usefixtures("small_room")
 def test_jobs_that_grow_once_they_have_started_leave_room_for_another_namespace() -> None:
     """What is let in again after a restart does not ask for others: a job that grows does."""
-    cache = Cache(lambda key: None)
-    asyncio.run(cache.know_jobs())
+    cache = watching()
     for version, dense in ((5, 0), (6, 600)):
         for n in range(40):
             for namespace in ("greedy", "second"):
@@ -194,8 +198,7 @@ SMALL_CHANGES = [
 def test_what_takes_no_memory_does_not_wait_for_room(
     change: dict[str, Any], is_in_force: Callable[[Any], bool], at_once: bool
 ) -> None:
-    cache = Cache(lambda key: None)
-    asyncio.run(cache.know_jobs())
+    cache = watching()
     cache.put_job(make_job("runs", dense=0, status=STARTED))
     fill(cache)
     for version in (6,) if at_once else (6, 7):
@@ -210,8 +213,7 @@ def test_what_takes_no_memory_does_not_wait_for_room(
 
 @pytest.mark.usefixtures("small_room")
 def test_a_change_that_takes_memory_waits_for_room_as_a_whole() -> None:
-    cache = Cache(lambda key: None)
-    asyncio.run(cache.know_jobs())
+    cache = watching()
     cache.put_job(make_job("runs", dense=0, status=STARTED))
     fill(cache)
     metrics = [{"type": "Pods", "pods": {"metric": {"name": "x" * 2_000}, "target": {"type": "Value", "value": "1"}}}]
@@ -244,7 +246,7 @@ async def test_a_job_is_suspended_while_its_template_waits_for_room(tmp_path: Pa
 @pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("observed", [pytest.param(4, id="corrected"), pytest.param(5, id="as it was")])
 def test_a_job_that_begins_anew_keeps_its_template(observed: int) -> None:
-    cache = Cache(lambda key: None)
+    cache = watching()
     failed = {"type": "Failed", "status": "True", "reason": "InvalidSpec", "message": "spec.template"}
     cache.put_job(make_job("refused", status={"conditions": [failed], "observedGeneration": observed}))
     job, _ = cache.jobs["greedy", "refused"]
@@ -254,7 +256,7 @@ def test_a_job_that_begins_anew_keeps_its_template(observed: int) -> None:
 
 @pytest.mark.usefixtures("small_room")
 def test_a_job_that_has_finished_takes_no_room_and_keeps_its_term() -> None:
-    cache = Cache(lambda key: None)
+    cache = watching()
     policy = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
     for n in range(40):
         cache.put_job(make_job(f"ended{n}", status=ENDED, spec=policy))
@@ -271,8 +273,7 @@ def test_a_job_that_has_finished_takes_no_room_and_keeps_its_term() -> None:
 def test_whoever_waits_for_one_of_many_jobs_to_go_is_let_in_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the condition says: the jobs that have finished take no room, but each is one of those that are kept."""
     monkeypatch.setattr(job_room, "KEPT_JOBS", 60)
-    cache = Cache(lambda key: None)
-    asyncio.run(cache.know_jobs())
+    cache = watching()
     for n in range(60):
         cache.put_job(make_job(f"ended{n}", dense=0, status=ENDED))
     fill(cache)

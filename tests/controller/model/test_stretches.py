@@ -6,6 +6,7 @@ on nothing but the code: a hundred thousand of them take about a hundredth of a 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -285,6 +286,7 @@ def list_valid() -> dict[str, dict[str, Any]]:
 def test_a_spec_that_stays_is_read_once(name: str) -> None:
     """The operator writes a status in most passes, and a tenant changes the labels of sixty jobs at once."""
     cache, text = Cache(lambda key: None), make_raw(SPECS[name], METADATA["what was applied"])
+    asyncio.run(cache.know_jobs())
     cache.put_job(json.loads(text))
     known = cache.jobs["evil", "j"][0].spec
     assert known is not None
