@@ -352,7 +352,7 @@ MUTANTS = (
     Mutant("any number of long Workloads", "integrations/kueue/store.py", "not self._berths.put(place, workload.bytes_kept)", "workload.bytes_kept < 0",
            ("tests/controller/integrations/kueue/test_store.py", "-k", "bounded"),
            breaks="What the operator keeps of an object of others is small, whatever is written into it"),
-    Mutant("any number of large templates", "kube/job_room.py", "not waits and self._berths.put(key, size, again=was_in or is_first_list)", "True",
+    Mutant("any number of large templates", "kube/job_room.py", "not waits and self._berths.put(key, size, again=is_back)", "True",
            ("tests/controller/kube/test_job_room.py",), breaks="The templates of one namespace leave memory for the jobs of others"),
     Mutant("labels of any number", "model/observe.py", "for key in names.MARKS if key in marks}", "for key in marks}",
            ("tests/controller/model/test_small_snapshots.py", "-k", "of_a_job"),
