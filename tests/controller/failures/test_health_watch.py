@@ -13,7 +13,7 @@ import pytest
 from controller.builders import NOW, make_agent, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
-from elasticjob_operator.failures import health_watch, incidents
+from elasticjob_operator.failures import budget, health_watch, incidents
 from elasticjob_operator.failures.health_watch import Finding, Memory
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
@@ -290,6 +290,21 @@ def test_restarts_without_progress_are_counted(user: int, found: bool) -> None:
     if found:
         assert told["Stuck"].message == f"{user} restarts in a row without a step beyond 812; last: rank 1 (p) failed"
         assert (told["Stuck"].rank, told["Stuck"].pod, told["Stuck"].node) == (1, "p", "n")
+
+
+@pytest.mark.parametrize(("step", "found"), [(812, True), (None, False)], ids=["reports", "reports nothing"])
+def test_restarts_without_progress_are_counted_whatever_time_is_between(step: int | None, found: bool) -> None:
+    """From an hourly checkpoint, each of them takes longer than the window of the budget. Whether a script that reports
+    no step has made progress in that time, nobody knows."""
+    restarts, elastic = api.RestartStatus(), api.ElasticPolicy()
+    spec = spec_of({"name": "Stuck", "when": {"noProgress": 3}})
+    for number in range(1, 4):
+        assert not health_watch.find(spec, api.Status(restarts=restarts), {}, NOW)
+        now = NOW + 2 * elastic.restart_window_seconds * number
+        restarts = budget.charge(restarts, elastic, free=False, generation=number, counted=[], step=step, now=now)
+    assert restarts.user == 1, "each has a budget of its own"
+    assert bool(health_watch.find(spec, api.Status(restarts=restarts), {}, NOW)) is found
+    assert not health_watch.find(spec, api.Status(restarts=budget.refund(restarts, 813)), {}, NOW)
 
 
 @pytest.mark.parametrize(
