@@ -140,6 +140,11 @@ class RestartStatus(StatusModel):
         " second one on, `elasticjob.Checkpointer` goes back to older checkpoints. Errors with which the runtime"
         " refuses the script are counted whatever steps were between, and no older checkpoint is taken for them.",
     )
+    stuck: int = Field(
+        default=0,
+        description="How many charged restarts in a row made no step beyond the one before, whatever time was between;"
+        " of a script that reports steps.",
+    )
     counted: list[str] = Field(default_factory=list, description="Failed pods (UIDs) that have been accounted for.")
     backoff: BackoffStatus | None = None
     ordered: OrderedRestart | None = None

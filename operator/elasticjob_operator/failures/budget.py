@@ -39,6 +39,7 @@ def charge(
     start = parse_time(restarts.window_start)
     window = policy.restart_window_seconds
     expired = start is None or (window > 0 and now - start > window)
+    highest = max((s for s in (step, restarts.step) if s is not None), default=None)
     is_old = mistakes.is_refusal(error) and last is not None and 0 < window < now - last
     return revise(
         base,
@@ -47,9 +48,10 @@ def charge(
         window_start=format_time(now) if expired else restarts.window_start,
         last_time=format_time(now),
         generation=max(generation, restarts.generation),
-        step=max((s for s in (step, restarts.step) if s is not None), default=None),
+        step=highest,
         error=error or None,
         alike=restarts.alike + 1 if error and error == restarts.error and not is_old else 1 if error else 0,
+        stuck=0 if highest is None else restarts.stuck + 1,
     )
 
 
@@ -59,7 +61,7 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
     A refusal is remembered: a script that is refused trains in between, and would be refused for ever.
     """
     if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
-        paid = revise(restarts, user=0, window_start=None)
+        paid = revise(restarts, user=0, stuck=0, window_start=None)
         return paid if mistakes.is_refusal(restarts.error or "") else forget_error(paid)
     return restarts
 

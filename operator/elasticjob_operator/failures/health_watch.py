@@ -339,12 +339,13 @@ def _is_long(bad: Bad, rule: api.HealthRule) -> bool:
 def _find_stuck(rule: api.HealthRule, status: api.Status) -> Finding | None:
     """A restart is charged, and the budget is full again once a step is beyond the one before."""
     restarts = status.restarts
-    if rule.when.no_progress is None or restarts.user < rule.when.no_progress:
+    count = max(restarts.user, restarts.stuck)
+    if rule.when.no_progress is None or count < rule.when.no_progress:
         return None
     where = "before any step" if restarts.step is None else f"without a step beyond {restarts.step}"
     last = status.last_failure
     told = f"; last: {last.message}" if last is not None and last.message else ""
-    many = "a restart" if restarts.user == 1 else f"{restarts.user} restarts in a row"
+    many = "a restart" if count == 1 else f"{count} restarts in a row"
     return Finding(
         rule,
         f"{many} {where}{told}",

@@ -56,6 +56,7 @@ class RestartFields(TypedDict, total=False):
     step: int | None
     error: str | None
     alike: int
+    stuck: int
     counted: list[str]
     backoff: api.BackoffStatus | None
     ordered: api.OrderedRestart | None

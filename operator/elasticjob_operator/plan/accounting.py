@@ -109,11 +109,11 @@ def _find_other_size(spec: api.Spec, status: api.Status, change: FailedChange) -
 
 def _go_back(spec: api.Spec, status: api.Status, change: FailedChange) -> api.Status:
     """Leave out the size that did not work, at once. What was tried is not charged."""
-    user = max(0, status.restarts.user - change.worlds)
+    user, stuck = (max(0, count - change.worlds) for count in (status.restarts.user, status.restarts.stuck))
     return revise(
         status,
         capacity=retreat.leave_out(status.capacity, change, backoff_rules.digest_cause(spec)),
-        restarts=revise(status.restarts, user=user, error=None, alike=0, backoff=None),
+        restarts=revise(status.restarts, user=user, stuck=stuck, error=None, alike=0, backoff=None),
     )
 
 

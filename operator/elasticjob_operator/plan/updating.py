@@ -122,7 +122,14 @@ def go_back(before: api.Status, charged: api.Status, told: str, now: float) -> a
         revision=code.previous.revision, digest=code.previous.digest, time=format_time(now), failed=failed
     )
     free = before.restarts
-    restarts = revise(charged.restarts, user=free.user, error=free.error, alike=free.alike, backoff=free.backoff)
+    restarts = revise(
+        charged.restarts,
+        user=free.user,
+        stuck=free.stuck,
+        error=free.error,
+        alike=free.alike,
+        backoff=free.backoff,
+    )
     return revise(charged, code=code, restarts=restarts)
 
 
