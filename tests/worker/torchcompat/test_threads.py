@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from elasticjob.torchcompat import threads
 
 def stay():
+    threads.Thread(lambda: None).start()  # as one that connects to a store
     try:
         dist.HashStore().wait(["nobody sets this"], datetime.timedelta(seconds=3))
     except RuntimeError:
@@ -39,6 +41,25 @@ ENDS = {
     "raise LookupError('words')": 1,
     "raise KeyboardInterrupt": -2,
 }
+
+
+def test_a_thread_that_starts_another_one_is_waited_for_too() -> None:
+    """Whoever starts a thread in one of these threads, as one that connects to a store does."""
+    may_end, has_started, before = threading.Event(), threading.Event(), threads._find_living()
+
+    def start_another() -> None:
+        threads.Thread(lambda: None).start()
+        has_started.set()
+        may_end.wait(60)
+
+    threads.Thread(start_another).start()
+    has_started.wait(60)
+    try:
+        assert len([one for one in threads._find_living() if one not in before]) >= 1
+        assert not threads.wait(0.01)
+    finally:
+        may_end.set()
+    assert threads.wait(60)
 
 
 def test_the_process_ends_with_the_status_of_its_script(tmp_path: Path) -> None:
