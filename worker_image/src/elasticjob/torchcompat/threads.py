@@ -39,7 +39,7 @@ class Thread(threading.Thread):
     def start(self) -> None:
         with _starting:
             super().start()
-            _threads[:] = [*_find_living(), self]
+            _threads[:] = [*(one for one in _threads if one.is_alive()), self]  # one of them may be who starts this one
 
 
 @contextlib.contextmanager
