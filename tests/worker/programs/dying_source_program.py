@@ -1,12 +1,12 @@
 """Two ranks train and two join; the source of their state dies at one point of the transfer, and the rest goes on.
 
-    dying_source_program.py KIND POINTS
+    dying_source_program.py KIND STATE POINTS
 
 For each point four children are forked, for a few points at a time. A point is the number of a call of a collective or
 of a send in the dying rank, or with a decimal point the part of its bytes that it has sent. Those that are left meet in
 a second world, in which the joiners have the lowest ranks: they must get what was trained, and never agree on their own
 initial weights. With the kind `device` the state travels like that of a device, over `worker.fake_nccl`; with `host`
-over gloo.
+over gloo. The state is `replicated`; or the two have kept the `whole` of a sharded model, or all `shards` of it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import fsdp  # here: the ranks that are forked share the import
 
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
 from elasticjob.sessions.process_groups import ProcessGroups
-from elasticjob.torchcompat import groups
+from elasticjob.sessions.recovery import Piece, StateLostError
+from elasticjob.sessions.sharded import parts
+from elasticjob.sessions.sharded.copies import ShardCopies
+from elasticjob.sessions.sharded.model import ShardedModelState
+from elasticjob.torchcompat import groups, waits
 from worker import fake_nccl
 from worker.programs.saying import say
 from worker.programs.sending import die_after
 
-KIND, POINTS = sys.argv[1], sys.argv[2].split(",")
+KIND, STATE, POINTS = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 BACKEND = fake_nccl.NAME if KIND == "device" else "gloo"
 OPERATIONS = ("broadcast", "isend", "irecv", "all_gather", "barrier")
 STEP = 40
 AT_ONCE = 3  # points: their ranks wait most of the time
-NUMBERS, TENSORS = 1_500_000, 3
+NUMBERS, TENSORS, ROWS = 1_500_000, 3, 5_001
 BYTES = 4 * NUMBERS * TENSORS // 2  # that the dying rank sends at least: another one has the state too
 
 
@@ -52,6 +57,61 @@ def make_memory(trained: bool) -> tuple[Memory, list[torch.Tensor]]:
             parameter.data.add_(1.0)
         memory.committed = STEP
     return memory, initial
+
+
+class Numbers(torch.nn.Module):
+    """A model that can be sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.numbers = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(ROWS, 300)) for _ in range(TENSORS)])
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self) -> torch.Tensor:
+        return sum((one.sum() for one in self.numbers), torch.zeros(()))
+
+
+def build(mesh: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = Numbers()
+    fsdp.fully_shard(model, mesh=mesh)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train_whole() -> dict[str, Any]:
+    """The state of the whole model after a step."""
+    model = Numbers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    names = [name for name, _ in model.named_parameters()]
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "trainable": names}
+
+
+def cut(tensor: torch.Tensor, count: int, index: int) -> Any:
+    """A part of a tensor as it is kept between two worlds."""
+    if tensor.numel() < ROWS:
+        return tensor.clone()  # a buffer
+    if count == 1:
+        return parts.mark_whole(tensor.clone())
+    start, stop = parts.find_span(ROWS, count, index)
+    return {"elasticjob.shard": tensor[start:stop].clone(), "dim": 0, "length": ROWS}
+
+
+def make_sharded(trained: bool) -> tuple[Memory, list[torch.Tensor]]:
+    """And what the parameters are after the step."""
+    copies = ShardCopies(1) if STATE == "shards" else None
+    state = ShardedModelState(build, (lambda *_: None, lambda *_: None), None, copies)
+    memory, whole = Memory(state, None, {}), train_whole()
+    tensors, count = parts.find_tensors(whole), 1 if STATE == "whole" else 2
+    if trained:
+        memory.committed = STEP
+        for index in range(count):
+            made = [cut(one, count, index) for one in tensors.values()]
+            found = dict(zip(tensors, made, strict=True))
+            state._held[Piece(STEP, 1, count, index)] = parts.replace_tensors(whole, found.__getitem__)
+    return memory, [one for path, one in tensors.items() if one.numel() > ROWS]
 
 
 def die_at(point: int) -> None:
@@ -71,14 +131,20 @@ def die_at(point: int) -> None:
         setattr(dist, name, counting(getattr(dist, name)))
 
 
-def enter(process_groups: ProcessGroups, point: str, rank: int, size: int) -> Any:
+def enter(process_groups: ProcessGroups, memory: Memory, point: str, rank: int, size: int) -> Any:
     inner = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
     store: Any = dist.PrefixStore(f"{point} of {size}", inner)  # type: ignore[attr-defined]
     groups.name_groups_anew()
+    process_groups._world = waits.World(has_others=process_groups.is_queued)
+    process_groups._connected = set()
+    waits.wait_for(process_groups._world)
     with process_groups.owning():
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size)
         flags = dist.group.WORLD if BACKEND == "gloo" else dist.new_group(backend="gloo")
-        dist.all_reduce(torch.zeros(1))  # makes the communicator
+        memory.model_state.connect(6 - size)
+        process_groups._make_communicators(process_groups._find_unconnected(), lambda: False)
+    if STATE != "replicated":
+        memory.model_state.bind(6 - size)
     return flags
 
 
@@ -89,10 +155,18 @@ def leave_when_told(process_groups: ProcessGroups, pipe: int, is_out: threading.
         process_groups.abort()
 
 
-def is_trained(memory: Memory, initial: list[torch.Tensor]) -> bool:
+def is_trained(memory: Memory, known: list[torch.Tensor]) -> bool:
+    """`known`: the initial parameters, or for a sharded model parameters and momentum after the step."""
     fake_nccl.synchronize()
-    now = list(memory.model_state.state()["model"].values())
-    return all(torch.equal(one, start + 1.0) for one, start in zip(now, initial, strict=True))
+    if STATE == "replicated":
+        now = list(memory.model_state.state()["model"].values())
+        return all(torch.equal(one, start + 1.0) for one, start in zip(now, known, strict=True))
+    part = memory.model_state.part()
+    mine = [one for one in parts.find_tensors(part).values() if one.ndim == 2]
+    start, stop = parts.find_span(ROWS, dist.get_world_size(), dist.get_rank())
+    return len(mine) == len(known) and all(
+        torch.equal(one, two[start:stop]) for one, two in zip(mine, known, strict=True)
+    )
 
 
 def take_part(rank: int, point: str, pipe: int) -> None:
@@ -101,9 +175,9 @@ def take_part(rank: int, point: str, pipe: int) -> None:
     if KIND == "device":
         fake_nccl.put_state_on_device()
     lives = point == "-1"
-    memory, initial = make_memory(trained=rank < 2)
+    memory, known = (make_memory if STATE == "replicated" else make_sharded)(trained=rank < 2)
     process_groups = ProcessGroups(BACKEND, 600)
-    flags = enter(process_groups, point, rank, 4)
+    flags = enter(process_groups, memory, point, rank, 4)
     broke, is_out = "", threading.Event()
     teller = threading.Thread(target=leave_when_told, args=[process_groups, pipe, is_out], daemon=True)
     if rank:
@@ -119,16 +193,23 @@ def take_part(rank: int, point: str, pipe: int) -> None:
         dist.barrier(group=flags)
     except RuntimeError as error:
         broke = str(error).splitlines()[0]
-    had = memory.committed if is_trained(memory, initial) else -1
+    had = memory.committed if is_trained(memory, known) else -1
     before = memory.committed
+    is_lost = False
     if not lives:
         is_out.set()
         teller.join()
         del flags
+        if memory.committed >= 0 and STATE != "replicated":
+            memory.model_state.keep(memory.committed, 2)
+        memory.model_state.unbind()
         process_groups.leave(broken=True)
-        memory.agree(enter(process_groups, point, {2: 0, 3: 1, 1: 2}[rank], 3))
-    result = {"step": memory.committed, "trained": is_trained(memory, initial), "before": before, "had": had}
-    say(f"{point} {rank}", result | {"broke": broke})
+        try:
+            memory.agree(enter(process_groups, memory, point, {2: 0, 3: 1, 1: 2}[rank], 3))
+        except StateLostError:
+            is_lost = True
+    result = {"step": memory.committed, "trained": is_trained(memory, known), "before": before, "had": had}
+    say(f"{point} {rank}", result | {"broke": broke, "lost": is_lost})
     dist.barrier()
     os._exit(0)
 
