@@ -108,7 +108,7 @@ class References:
 def run_trial(seed: int, folder: Path, references: References) -> list[str]:
     """The violations of one story."""
     story = plan(seed)
-    variables = story.script | {"KILL": ",".join(story.kills), "FAKE_NCCL": f"draw={seed}"}
+    variables = story.script | {"KILL": ",".join(story.kills), "FAKE_NCCL": f"draw={seed},ahead={seed % 2}"}
     agent = FakeAgent(PROGRAMS / "device_program.py", folder / f"device-{seed}", **variables, DEVICE="1")
     agent.tell_after, agent.tell_apart = story.tell_after, story.tell_apart
     try:

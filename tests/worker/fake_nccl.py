@@ -21,18 +21,20 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
 - Its watchdog notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
   Torch's own checks of collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) make mode 3 of mode 0.
 
-A collective that can be done is done by gloo, on copies, and `wait()` waits for that: an undisturbed run has the bits
-of gloo. What a script computes behind a collective that is stuck is what the device would compute after the abort.
+A collective that can be done is done by gloo, on copies: an undisturbed run has the bits of gloo. What a script
+computes behind a collective that is stuck is what the device would compute after the abort. With `ahead=1`, `wait()`
+returns at once, and what follows it is queued too, in a program that calls `run_ahead()`: see `fake_device`. Otherwise
+it waits for a collective that can be done.
 
-The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,abort=8`; see `Wants`. A program whose
-session uses `choose()` trains over this backend if the variable is there, and over gloo otherwise. `draw=SEED` draws
-all for each communicator. So `FAKE_NCCL=draw=1` before pytest or `make chaos` runs whole suites over this backend.
+The variable FAKE_NCCL has what a test wants of all this, such as `notices=0.1,abort=8`; see `Wants`. It is for all
+worlds, or for that of one generation, as in `2:abort=8`. A program whose session uses `choose()` trains over this
+backend if the variable is there, and over gloo otherwise. `draw=SEED` draws all for each communicator. So
+`FAKE_NCCL=draw=1` before pytest or `make chaos` runs whole suites over this backend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import datetime
 import functools
@@ -53,11 +55,12 @@ import torch.distributed as dist
 from elasticjob import env
 from elasticjob.collectives import skeletons
 from elasticjob.torchcompat import devices, groups, waits
+from worker import fake_device
+from worker.fake_device import Gate
 
 NAME = "fakenccl"
 _c10d: Any = torch._C._distributed_c10d  # what torch does not declare
 _wait: Any = _c10d.Work.wait  # a session has its own one, which hears of errors that no device raises
-_libc = ctypes.CDLL(None)
 VARIABLE = "FAKE_NCCL"
 # torch's c10d: what the watchdog does after an error. Modes 1 and 3 end the process, 1 and 2 abort the communicators.
 _MODE, _DUMP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
@@ -73,11 +76,17 @@ class Wants:
     abort: float = 0.0  # seconds that an abort takes after it has freed the device
     leaves: str = "own"  # in the buffers of an aborted collective: this rank's "own" values, "garbage" or "nan"
     shutdown: str = "ends"  # or "raises", or "hangs"
+    ahead: int = 0  # 1: the processor runs ahead of the device
     dies: str = "-1"  # the generation in which the last rank dies instead of making its communicator
 
     @classmethod
     def read(cls) -> Wants:
-        given = dict(one.split("=") for one in os.environ.get(VARIABLE, "").split(",") if one)
+        given = {}
+        for one in filter(None, os.environ.get(VARIABLE, "").split(",")):
+            name, value = one.split("=")
+            generation, _, name = name.rpartition(":")
+            if generation in ("", os.environ.get(env.GENERATION, "")):
+                given[name] = value
         if "draw" in given:
             here = (os.environ.get(name, "") for name in (env.POD_NAME, "RANK", env.GENERATION))
             return cls.draw(random.Random(" ".join([given["draw"], *here])))
@@ -93,21 +102,6 @@ class Wants:
             leaves=chance.choice(("own", "garbage", "nan")),
             shutdown=chance.choice(("ends", "ends", "raises", "hangs")),
         )
-
-
-class Gate:
-    """Waits as code of the backend does: no handler of Python's runs meanwhile, so no exception ends it."""
-
-    def __init__(self) -> None:
-        self._semaphore = ctypes.create_string_buffer(64)
-        _libc.sem_init(self._semaphore, 0, 0)
-
-    def open(self) -> None:
-        _libc.sem_post(self._semaphore)
-
-    def wait(self) -> None:
-        while _libc.sem_wait(self._semaphore):
-            pass
 
 
 class Device:
@@ -128,22 +122,25 @@ class Device:
             if kernel in self._kernels:
                 finish()
                 self._kernels.remove(kernel)
+                kernel.has_left.set()
             for one in [one for one in self._waits if not one[0] & self._kernels]:
                 self._waits.remove(one)
                 one[1].open()
 
     def wait(self) -> None:
         """Until all that is queued now has left the device."""
+        fake_device.drain()
         self._wait_for(lambda _: True)
 
     def wait_for_stream(self) -> None:
         """Until all has left the device for which the stream of the script waits."""
         here = _here.stream
+        fake_device.drain()
         self._wait_for(lambda kernel: here in kernel.joined)
 
     def is_stream_busy(self) -> bool:
         with self._lock:
-            return any(_here.stream in one.joined for one in self._kernels)
+            return fake_device.is_busy() or any(_here.stream in one.joined for one in self._kernels)
 
     def join(self, stream: int, other: int) -> None:
         """One stream waits for what the other one waits for now."""
@@ -245,21 +242,42 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        inner: Any,
+        start: Callable[[list[torch.Tensor]], Any],
         results: Sequence[torch.Tensor],
-        copies: Sequence[torch.Tensor],
         leaves: str,
         has_error: Callable[[], bool] = lambda: False,
         blocks: bool = False,
     ) -> None:
-        """`has_error`: of its communicator; `blocks`: so does `wait()`, until it has left the device."""
+        """`start` begins it in gloo, with these copies of its results; `has_error`: of its communicator; `blocks`: so
+        does `wait()`, until it has left the device.
+        """
         super().__init__()
-        self.inner = inner
+        self.inner: Any = None
+        self.has_left = threading.Event()  # the device
         self.joined: set[int] = set()  # the streams of the script that wait for it
         self._has_error, self._blocks = has_error, blocks
-        self._results, self._copies, self._leaves = list(results), list(copies), leaves
+        self._start, self._results, self._leaves = start, list(results), leaves
+        self._copies: list[torch.Tensor] = []
+        self._queue = fake_device.find_queue()
+        self._may_begin = threading.Event()  # what was queued before it is done
+        if self._queue is None:
+            self.begin()
+        else:
+            self._queue.put(self._may_begin.set)
         self._may_go_on = threading.Event()  # the processor; either the kernel has ended, or it never will by itself
         self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+    def begin(self, is_aborted: Callable[[], bool] = lambda: False) -> None:
+        """Where the values are there that it needs. Raises RuntimeError if nobody needs it any more."""
+        if self.inner is not None:
+            return
+        if self._queue is not None:
+            self._may_begin.wait()
+        if is_aborted():
+            raise RuntimeError("the communicator was aborted before this began")
+        with torch.no_grad():
+            self._copies = [one.detach().clone() for one in self._results]
+        self.inner = self._start(self._copies)
 
     def finish(self) -> None:
         for result, copy in zip(self._results, self._copies, strict=True):
@@ -279,6 +297,8 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
         """Let the processor go on."""
         if not self._may_go_on.is_set():
             self._may_go_on.set()
+            if self._queue is not None:
+                return
             # What is to follow it queues collectives, and in this thread it would wait for itself.
             threading.Thread(target=self._future.set_result, args=(self._results,), daemon=True).start()
 
@@ -293,10 +313,17 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
 
     def join(self) -> None:
         self.joined.add(_here.stream)
-        self._may_go_on.wait()
+        if (own := fake_device.find_queue()) is not None and self._queue is own:
+            own.put(self.has_left.wait, self._results)
+        else:
+            self._may_go_on.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """If the processor runs ahead, the future is done, and what it does with the results is queued."""
         self.joined.add(_here.stream)
+        if self._queue is not None and not self._future.done():
+            self.join()
+            self._future.set_result(self._results)
         return self._future
 
     def is_completed(self) -> bool:
@@ -357,6 +384,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     def _run(self, stream: Stream) -> None:
         while (kernel := stream.queue.get()) is not None:
             try:
+                kernel.begin(self._aborted.is_set)
                 if isinstance(kernel.inner, Then):
                     kernel.inner.finish()
                 else:
@@ -474,7 +502,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> None:
         """A graph does, which knows nothing of torch's group."""
         if self._aborted.is_set():
-            Kernel(None, outputs, outputs, "garbage").abandon()
+            Kernel(lambda _: None, outputs, "garbage").abandon()
         else:
             self._queue(outputs, start, peer, blocks=False, counts=False).join()
 
@@ -492,9 +520,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
             key = ":".join(map(str, ranks))
         if key not in self._streams:
             self._create(key, ranks)
-        with torch.no_grad():
-            copies = [one.detach().clone() for one in outputs]
-        made = Kernel(start(copies), outputs, copies, self._wants.leaves, self._has_error.is_set, blocks)
+        made = Kernel(start, outputs, self._wants.leaves, self._has_error.is_set, blocks)
         return self._put(made, key, counts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -645,6 +671,12 @@ def put_state_on_device() -> None:
         return digest(tensor)
 
     skeletons.split, skeletons.digest = split_there, digest_there
+
+
+def run_ahead() -> None:
+    """If the environment wants it, for a program whose sharded models and copies need no streams of a device."""
+    if "ahead=1" in os.environ.get(VARIABLE, "").split(","):
+        fake_device.run_ahead()
 
 
 def _say(text: str) -> None:

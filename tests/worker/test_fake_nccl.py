@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.gang_helper import REPOSITORY
+from worker.gang_helper import PROGRAMS, REPOSITORY, run_gang
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -32,3 +32,13 @@ def test_the_model_holds_to_the_contract(check: str, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["failures"] == [], found
     assert found["held"]
+
+
+def test_a_processor_may_run_ahead() -> None:
+    """`wait()` returns at once, and what needs the result is done in its order."""
+    first, second = run_gang(PROGRAMS / "ahead_program.py", 2)
+    assert first.results["is ahead"], "its `wait()` has returned before the other one has come"
+    for member in (first, second):
+        assert member.results["others are done at once"] and member.results["is done"]
+        assert member.results["value"] == [4.0] * 3
+        assert member.results["weight"] == [0.2] * 3

@@ -1,26 +1,27 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection, saves,
-evaluate, fsdp, hsdp, copies, schedule, closure, or compiled as is the step of the optimizer, or stranger: the session
-does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what the second
-optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a group for
-another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer steps when its gradient is there;
-or trail: what is reduced behind the optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE (where a
-scheduler steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun "async", or as
-a "functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in an "old graph",
-that of the first world; what a trail reduces: "parameters", "buffers" or a "rate", or only a "log"; a hook of DDP's:
-"fp16", or "power" as PowerSGD, or "one power" with the same state in all worlds), WHERE (the model is evaluated, or
-there is a trail: in a "step" after its optimizer, "outside" of any block, there with a "goal" that ends the script,
-between two "epochs", or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL
-("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas between
-several: forward, micro, backward, applied, halfway, between, message, or entering, with the number of a message instead
-of a step), SENDS (how the last rank sends a large message around step 12: broadcast, send or all_to_all; or what else
-all ranks do there: see OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward
-pass, or with "evaluation" between two steps), RAISES (the name of an exception that the script raises at gradients that
-are none, and instead of the error of a backward pass; with "at:step:" before it also in the middle of this step; with
-"evaluation:" at a value of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12),
-HOLD (in the last step, until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), DEVICE (the
-state counts as that of a device).
+evaluate, fsdp, hsdp, copies, virtual hsdp, schedule, closure, or compiled as is the step of the optimizer, or stranger:
+the session does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what
+the second optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a
+group for another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer steps when its gradient
+is there; or trail: what is reduced behind the optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE
+(where a scheduler steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun
+"async", or as a "functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in
+an "old graph", that of the first world; what a trail reduces: "parameters", "buffers" or a "rate", or only a "log"; a
+hook of DDP's: "fp16", or "power" as PowerSGD, or "one power" with the same state in all worlds), WHERE (the model is
+evaluated, or there is a trail: in a "step" after its optimizer, "outside" of any block, there with a "goal" that ends
+the script, between two "epochs", or else in a block of its own, whose value is waited for after it if "later"), LAST
+(step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas
+between several: forward, micro, backward, applied, halfway, between, message, comparing, or entering, with the number
+of a message instead of a step), FLIP ("step:rank:generation" after which a bit of a parameter flips), SENDS (how the
+last rank sends a large message around step 12: broadcast, send or all_to_all; or what else all ranks do there: see
+OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation"
+between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and instead of
+the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value
+of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step,
+until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), NO_ROOM (a rank whose device has no
+room for a second copy of the state), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob.collectives import messages
 from elasticjob.data.samplers import ElasticDistributedSampler
+from elasticjob.sessions import transfer
 from elasticjob.sessions.session import Session
+from elasticjob.sessions.worlds import Worlds
 from worker import fake_nccl
 from worker.programs.sending import die_after
 
@@ -56,7 +59,12 @@ SAMPLES, BATCH = 960, 48
 BACKEND = os.environ.get("BACKEND", fake_nccl.NAME)
 KIND = os.environ.get("KIND", "plain")
 LAST = int(os.environ.get("LAST", "40"))
-SHARDED: dict[str, dict[str, int]] = {"fsdp": {}, "hsdp": {"shards": 2}, "copies": {"copy_every": 1}}
+SHARDED: dict[str, dict[str, int]] = {
+    "fsdp": {},
+    "hsdp": {"shards": 2},
+    "copies": {"copy_every": 1},
+    "virtual hsdp": {"shards": 2},
+}
 IN_TURN = ("gan", "gan-scalers")  # each optimizer has a backward pass of its own
 SENDS = os.environ.get("SENDS", "")
 HOW = os.environ.get("HOW", "async")
@@ -236,7 +244,9 @@ class Script:
         momentum = float(os.environ.get("MOMENTUM", "0.9"))
         parts = [body, head] if KIND in ("two", "late", "stranger", *IN_TURN) else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
-        options: dict[str, Any] = {"virtual": {"virtual_ranks": 6}, "accumulate": {"micro_batch_size": 4}}.get(KIND, {})
+        options: dict[str, Any] = {"accumulate": {"micro_batch_size": 4}}.get(KIND, {})
+        if "virtual" in KIND:
+            options = {"virtual_ranks": 6}
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
@@ -268,7 +278,7 @@ class Script:
         self.connections: list[socket.socket] = []
         self.save: Any = None
         self.power: Any = None
-        self.is_done = False
+        self.is_done = self.has_flipped = False
         self.factor = torch.ones(1)
         self.side = fake_nccl.ScriptStream()
         on_world = {
@@ -356,6 +366,7 @@ class Script:
                     self.step(inputs, targets)
                 if self.session.committed > before:
                     self.write()
+                    self.flip()
                     self.evaluate()
                 if self.session.committed >= LAST or self.is_done:
                     return
@@ -548,6 +559,15 @@ class Script:
             with self.lines.open("a") as lines:
                 lines.write(json.dumps({"found": found.item(), "size": size, "after": session.committed}) + "\n")
 
+    @torch.no_grad()
+    def flip(self) -> None:
+        here = (self.session.committed, self.session.rank, self.session.generation)
+        if os.environ.get("FLIP") == ":".join(map(str, here)) and not self.has_flipped:
+            self.has_flipped = True
+            parameter = next(self.model.parameters())
+            mine = parameter.to_local() if KIND in SHARDED else parameter
+            mine.view(torch.int32)[0, 0] ^= 1 << 20
+
     def call_model(self) -> None:
         self.model.eval()
         try:
@@ -612,6 +632,30 @@ def die_telling(generation: str) -> None:
     messages.broadcast = broadcast_or_die
 
 
+def die_comparing() -> None:
+    """Before this rank has told the others what its replica is like."""
+    exchange = Worlds.exchange
+
+    def exchange_or_die(worlds: Worlds, digest: int) -> list[int]:
+        die_here(worlds._memory.committed, worlds.rank, worlds.state.generation, "comparing")
+        return exchange(worlds, digest)
+
+    Worlds.exchange = exchange_or_die  # type: ignore[method-assign, assignment]
+
+
+def have_no_room(rank: int) -> None:
+    """The device of this rank has no room for a second copy of the state."""
+    make_room, is_full = transfer._make_room, [True]
+
+    def make_or_fail(slot: Any, device: torch.device) -> torch.Tensor:
+        if is_full and dist.get_rank() == rank and slot.device != "cpu":
+            is_full.clear()
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 GiB.")
+        return make_room(slot, device)
+
+    transfer._make_room = make_or_fail
+
+
 def die_entering() -> None:
     """Count the messages of a rank that enters a world, which includes the transfer of the state."""
     sent = [0, 0]  # the generation, and messages in it
@@ -638,10 +682,16 @@ def main() -> None:
         fake_nccl.put_state_on_device()
     if "entering" in os.environ.get("KILL", ""):
         die_entering()
+    if "comparing" in os.environ.get("KILL", ""):
+        die_comparing()
+    if "NO_ROOM" in os.environ:
+        have_no_room(int(os.environ["NO_ROOM"]))
     if "DIE_TELLING" in os.environ:
         die_telling(os.environ["DIE_TELLING"])
     if "DIE_PACKING" in os.environ:
         die_packing(int(os.environ["DIE_PACKING"]))
+    if KIND not in SHARDED:
+        fake_nccl.run_ahead()
     script = Script()
     with ending():
         script.train()

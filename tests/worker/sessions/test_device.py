@@ -59,7 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
+@pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage", "leaves=garbage,ahead=1"])
 @pytest.mark.parametrize("kind", ["plain", "accumulate", "scaler", "two", "virtual"])
 @together
 def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: Any, kind: str, wants: str) -> None:
@@ -76,6 +76,36 @@ def test_no_optimizer_applies_what_was_not_reduced(tmp_path: Path, undisturbed: 
     agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL="leaves=garbage")
     assert sorted(agent.ended) == [-9, 0, 0]
     check(norms, undisturbed("plain"))
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "point"),
+    [
+        ("late", "async", "backward"),
+        ("gan", "", "halfway"),
+        ("evaluate", "", "between"),
+        ("comm hook", "", "backward"),
+        *(pytest.param("late", how, "applied", marks=LONG) for how in ("functional", "stream", "graph")),
+        *(pytest.param("late", how, "backward", marks=LONG) for how in ("functional", "stream", "graph")),
+        *(pytest.param(kind, "", "forward", marks=LONG) for kind in ("closure", "compiled", "stranger", "groups")),
+        pytest.param("gan-scalers", "", "halfway", marks=LONG),
+        pytest.param("twice", "", "halfway", marks=LONG),
+        pytest.param("evaluate", "", "forward", marks=LONG),
+    ],
+)
+@together
+def test_a_processor_that_runs_ahead_applies_nothing_that_was_not_reduced(
+    tmp_path: Path, undisturbed: Any, kind: str, how: str, point: str
+) -> None:
+    """Of the device: all that follows a collective is only queued, until somebody looks at a value."""
+    variables = {"KIND": kind, "FAKE_NCCL": "leaves=garbage,ahead=1"} | ({"HOW": how} if how else {})
+    agent, norms = train(tmp_path, KILL=f"12:2:1:{point}", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    own = ("gan", "gan-scalers", "twice")
+    check(norms, undisturbed(kind if kind in own else "two" if kind == "late" else "plain"))
 
 
 @together

@@ -128,7 +128,7 @@ class Exchange:
                 if mine is not None and not is_lacked:
                     tensors.append(mine.tensors[slot.index])
                 else:
-                    tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device=self._place(slot)))
+                    tensors.append(_make_room(slot, self._place(slot)))
         return tensors
 
     def _place(self, slot: skeletons.Slot) -> torch.device:
@@ -250,6 +250,10 @@ def find_lacks(mine: Section | None, theirs: Section) -> list[bool]:
 
 def _has_slots(mine: Section, theirs: Section) -> bool:
     return list(skeletons.find_slots(mine.skeleton)) == list(skeletons.find_slots(theirs.skeleton))
+
+
+def _make_room(slot: skeletons.Slot, device: torch.device) -> torch.Tensor:
+    return torch.empty(slot.shape, dtype=slot.dtype, device=device)
 
 
 def _wrap(chunk: list[skeletons.Slot], tensors: list[torch.Tensor]) -> torch.Tensor:
