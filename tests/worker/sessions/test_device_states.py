@@ -144,3 +144,13 @@ def test_a_sharded_model_of_virtual_ranks_has_the_same_bits_after_a_loss(
     agent, norms = train(tmp_path, 4, KILL="7:3:1:forward", **variables)
     assert sorted(agent.ended) == [-9, 0, 0, 0]
     check(norms, undisturbed("virtual hsdp"), exactly=True)
+
+
+@together
+def test_a_device_without_room_for_a_second_copy_costs_nobody_the_process(tmp_path: Path, undisturbed: Any) -> None:
+    """A rank whose state is not that of the others keeps it until all of the new one has arrived."""
+    variables = {"FLIP": "12:1:1", "KILL": "13:2:1:forward", "DEVICE": "1", "NO_ROOM": "1"}
+    agent, norms = train(tmp_path, FAKE_NCCL="leaves=garbage", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    assert "has no room for the state of rank 0 beside its own, and receives it in host memory" in agent.log
+    check(norms, undisturbed("plain"))
