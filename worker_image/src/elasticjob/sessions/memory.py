@@ -354,13 +354,23 @@ class Memory:
         # A joiner has no state to lose: it receives into its own tensors, and is complete when all ranks have theirs.
         keep = self.committed >= 0
         self._clean = self._clean and (keep or rank == source)
-        received = transfer.Exchange(rank, source, group, self.model_state.device, keep).run(inventory)
+        exchange = transfer.Exchange(rank, source, group, self.model_state.device, keep)
+        received = exchange.run(inventory)
         if received is not None:
             self._clean = False  # until all of it is loaded
+            if exchange.is_aside:
+                self._make_room(inventory)
             self._take_groups(received)
             self.model_state.load(received)
             self._load_others(received)
         self.committed, self._clean = rank_states[source].step, True
+
+    def _make_room(self, inventory: transfer.Inventory) -> None:
+        """Free what optimizers have made on a device. What they load is made there anew."""
+        for section in inventory.values():
+            section.tensors.clear()
+        for optimizer in self._lasting_optimizers().values():
+            optimizer.state.clear()
 
     def _go_on_in(self, epoch: int) -> None:
         """Be in the epoch in which all scripts are.

@@ -10,6 +10,7 @@ source's digests before any rank goes on.
 from __future__ import annotations
 
 import itertools
+import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ from elasticjob.channel import progress
 from elasticjob.collectives import deliveries, messages, plaindata, skeletons
 from elasticjob.context import buddies
 from elasticjob.errors import WorldLostError
+from elasticjob.torchcompat import failures
 
+logger = logging.getLogger("elasticjob")
+
+_CPU = torch.device("cpu")
 _PIECE_BYTES = 64 << 20  # of a broadcast
 _WITHIN_A_NODE = 0.1  # what a byte costs there, if one to another node costs 1
 
@@ -87,6 +92,7 @@ class Exchange:
     flags: Any  # the process group for CPU tensors
     device: torch.device  # for tensors without a device of their own
     keep: bool  # do not overwrite this rank's state before all of the new one has arrived
+    is_aside: bool = False  # the device has no room for both: what arrives is in host memory
 
     def run(self, mine: Inventory) -> dict[str, Any] | None:
         """The source's state, on every rank but the source (None there). Sends only what some rank lacks.
@@ -100,8 +106,9 @@ class Exchange:
         lacks: list[int] = []
         digests: list[int] = []
         received = {}
+        prepared = self._prepare_all(mine, theirs)
         for name, section in theirs.items():
-            tensors = self._prepare(mine.get(name), section)
+            tensors = prepared[name]
             parcels += [_Parcel(chunk, tensors) for chunk in section.chunks]
             lacks += find_lacks(mine.get(name), section)
             digests += section.digests
@@ -117,6 +124,20 @@ class Exchange:
             return None
         return {name: skeletons.join(skeleton, tensors) for name, (skeleton, tensors) in received.items()}
 
+    def _prepare_all(self, mine: Inventory, theirs: Inventory) -> dict[str, list[torch.Tensor]]:
+        def prepare() -> dict[str, list[torch.Tensor]]:
+            return {name: self._prepare(mine.get(name), section) for name, section in theirs.items()}
+
+        try:
+            return prepare()
+        except RuntimeError as error:
+            if not self.keep or not failures.is_out_of_memory(error):
+                raise
+        self.is_aside = True
+        text = "Rank %d: %s has no room for the state of rank %d beside its own, and receives it in host memory."
+        logger.warning(text, self.rank, self.device, self.source)
+        return prepare()
+
     def _prepare(self, mine: Section | None, section: Section) -> list[torch.Tensor]:
         """The receive buffers of a section; tensors with a matching layout are reused."""
         if mine is not None and _has_slots(mine, section) and (self.rank == self.source or not self.keep):
@@ -128,11 +149,11 @@ class Exchange:
                 if mine is not None and not is_lacked:
                     tensors.append(mine.tensors[slot.index])
                 else:
-                    tensors.append(_make_room(slot, self._place(slot)))
+                    tensors.append(_make_room(slot, _CPU if self.is_aside else self._place(slot)))
         return tensors
 
     def _place(self, slot: skeletons.Slot) -> torch.device:
-        return torch.device("cpu") if slot.device == "cpu" else self.device
+        return _CPU if slot.device == "cpu" else self.device
 
     def _send(self, parcels: Sequence[_Parcel], lacks: Sequence[Sequence[int]], nodes: Sequence[int]) -> None:
         """Send all parcels that some rank lacks. `lacks` is by rank, and 0 or 1 for each parcel; `nodes` is by rank."""
@@ -148,16 +169,20 @@ class Exchange:
 
         One that lacks nothing lets the bytes pass through memory of their own: after an abort anything is in there.
         """
-        if is_lacked or self.rank == self.source:
-            flat = parcel.wrap()
+        flat = parcel.wrap() if is_lacked or self.rank == self.source else None
+        if flat is not None and (self.rank == self.source or not self.is_aside):
             for piece in torch.split(flat, _PIECE_BYTES):
                 dist.broadcast(piece, src=self.source)
-            if is_lacked:
-                parcel.unwrap(flat)
         else:
-            passing = torch.empty(min(parcel.size, _PIECE_BYTES), dtype=torch.uint8, device=parcel.device)
+            device = self._place(parcel.chunk[0])
+            passing = torch.empty(min(parcel.size, _PIECE_BYTES), dtype=torch.uint8, device=device)
             for start in range(0, parcel.size, _PIECE_BYTES):
-                dist.broadcast(passing[: parcel.size - start], src=self.source)
+                piece = passing[: parcel.size - start]
+                dist.broadcast(piece, src=self.source)
+                if flat is not None:
+                    flat[start : start + piece.numel()].copy_(piece)
+        if is_lacked and flat is not None:
+            parcel.unwrap(flat)
 
     def _relay(self, parcels: Sequence[_Parcel], routes: Sequence[Route | None]) -> None:
         """Send and receive along these routes. Everything is under way at once; the indices tell messages apart."""
@@ -193,10 +218,6 @@ class _Parcel:
     @property
     def size(self) -> int:
         return sum(slot.size for slot in self.chunk)
-
-    @property
-    def device(self) -> torch.device:
-        return self.tensors[self.chunk[0].index].device
 
     def wrap(self) -> torch.Tensor:
         return _wrap(self.chunk, self.tensors)
