@@ -166,11 +166,8 @@ class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def call() -> None:
             given = func(*args, **kwargs)
-            fresh = [
-                one
-                for one, kind in zip(given if len(returns) > 1 else [given], returns, strict=True)
-                if kind.alias_info is None
-            ]
+            given = list(given) if len(returns) > 1 else [given] if returns else []
+            fresh = [one for one, kind in zip(given, returns, strict=True) if kind.alias_info is None]
             for place, value in zip(pytree.tree_leaves(places), pytree.tree_leaves(fresh), strict=True):
                 if isinstance(place, torch.Tensor):
                     place.copy_(value)
