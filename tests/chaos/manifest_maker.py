@@ -294,7 +294,7 @@ PARTS: Final = (
          {"pod": volume("settings", emptyDir={}),
           "container": {"env": [{"name": "K", "valueFrom": {"fileKeyRef": {"volumeName": "settings", "path": "lost.env",
                                                                            "key": "K"}}}]}},
-         ("lost.env",)),
+         ("lost.env", "] is K")),
     Part("scheduling-group", "pod", {"schedulingGroup": {"podGroupName": "missing-group"}}, ("missing-group",)),
     Part("toleration-less", "pod", {"tolerations": [{"key": "sla", "operator": "Lt", "value": "950"}]},
          ("tolerations",)),

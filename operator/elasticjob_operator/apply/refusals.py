@@ -39,7 +39,8 @@ _WRONG_FIELD: Final = re.compile(
     r"\bspec\.(?P<path>(?P<field>\w{1,64}+)[^\s:]{0,256}+): (?:(?:Invalid|Unsupported|Duplicate) value|"
     r'(?P<absent>Not found|Required value))(?:: "(?P<value>[^"\\…]{1,100})")?'
 )
-_ITEM: Final = re.compile(r"\bspec\.((initContainers|containers|volumes)\[(\d{1,4})\])")
+_ITEM: Final = re.compile(r"\bspec((?:\.\w{1,64}\[\d{1,4}\]){1,2})")
+_INDEXED: Final = re.compile(r"(\w{1,64})\[(\d{1,4})\]")
 _STEP: Final = re.compile(r"(\w{1,64})|\[(\d{1,4})\]")
 _SHM_TAKEN: Final = re.compile(r'\bspec\.\S{1,256}\.mountPath: Invalid value: "/dev/shm": must be unique')
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
@@ -108,14 +109,16 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
 def _name_items(error: ApiError, spec: Mapping[str, Any]) -> list[str]:
     """`item is name` for those that it is about: the pod has others than the template, and so other numbers."""
     found: dict[str, str] = {}
-    for item, kind, index in itertools.chain.from_iterable(map(_ITEM.findall, error.causes)):
-        known = spec.get(kind)
-        if not known or not isinstance(known, list):
-            continue
-        position = numerals.read_count(index, len(known) - 1)
-        one = known[position] if position is not None else None
-        if isinstance(one, Mapping) and isinstance(one.get("name"), str) and len(found) < _MOST_TOLD:
-            found[item] = f"{item} is {_cut(one['name'])}"
+    for path in itertools.chain.from_iterable(map(_ITEM.findall, error.causes)):
+        one: object = spec
+        item = ""
+        for kind, index in _INDEXED.findall(path):
+            known = one.get(kind) if isinstance(one, Mapping) else None
+            position = numerals.read_count(index, len(known) - 1) if isinstance(known, list) and known else None
+            one = known[position] if known and position is not None else None
+            item = f"{item}.{kind}[{index}]".lstrip(".")
+            if isinstance(one, Mapping) and isinstance(one.get("name"), str) and len(found) < _MOST_TOLD:
+                found[item] = f"{item} is {_cut(one['name'])}"
     return list(found.values())
 
 

@@ -203,14 +203,14 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
         ),
         pytest.param(
             'Pod "a" is invalid: [spec.initContainers[1].lifecycle: Forbidden: may not be set, spec.volumes[0].name: '
-            "Invalid value, spec.initContainers[1].image: Required value, spec.containers[7].name: Required value]",
+            "Invalid value, spec.initContainers[1].image: Required value, spec.containers[7].env[1].value: Required]",
             {
                 "initContainers": [{"name": "elasticjob-runtime"}, {"name": "mesh"}],
-                "containers": [{"name": "b"}] * 8,
+                "containers": [{"name": "b", "env": [{"name": "X"}, {"name": "Y"}]}] * 8,
                 "volumes": [{"name": "data"}],
             },
             "InvalidTemplate",
-            "; initContainers[1] is mesh, volumes[0] is data, containers[7] is b",
+            "; initContainers[1] is mesh, volumes[0] is data, containers[7] is b, containers[7].env[1] is Y",
             id="items of lists: in the template, which has none of the operator's, they have other numbers",
         ),
         pytest.param(
