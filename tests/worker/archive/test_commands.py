@@ -192,6 +192,26 @@ def test_of_an_object_no_more_is_read_than_its_manifest_says(source: Path, stora
     assert (tmp_path / "target/step-7/part").read_bytes() == b"small"
 
 
+def test_of_two_pushes_at_once_whoever_comes_later_is_told(
+    source: Path, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that the folder is empty."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.pt").write_bytes(b"other")
+    put = Storage.put
+
+    def put_later(self: Storage, name: str, data: bytes) -> None:
+        monkeypatch.setattr(Storage, "put", put)
+        commands.push(Storage(storage.url), tmp_path / "other", 8)
+        put(self, name, data)
+
+    monkeypatch.setattr(Storage, "put", put_later)
+    with pytest.raises(commands.CommandError, match="at the same time"):
+        commands.push(storage, source, 7)
+    assert commands.pull(storage, tmp_path / "target").step == 8
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["model.pt"]
+
+
 @pytest.mark.parametrize("target", ["/etc/passwd", "../beside"])
 def test_a_link_out_of_the_folder_is_not_sent(target: str, source: Path, storage: Storage) -> None:
     (source / "out").symlink_to(target)
