@@ -133,7 +133,12 @@ def push(storage: Storage, source: Path, step: int | None = None) -> Save:
 
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     leader = Leader(storage, "", 0, 1, lambda: now)
-    return leader.save(Record(0, 1, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
+    made = leader.save(Record(0, 1, files), step, lambda missing: dict.fromkeys(missing, (0,)), send)
+    mine = layout.name_save(made.order, made.dump())
+    if storage.list(layout.SAVES).keys() - {mine}:  # of two, one at least sees the other: which one would count?
+        storage.delete(f"{layout.SAVES}/{mine}")
+        raise CommandError(f"somebody else pushed to {storage.url} at the same time: name another folder")
+    return made
 
 
 @dataclass(frozen=True)
