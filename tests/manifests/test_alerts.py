@@ -30,10 +30,11 @@ TRAINED, LOST = (f'elasticjob_{name}_seconds{{namespace="ml",job="digits",pod="a
 SLOW = 'elasticjob_straggler_slowdown_ratio{namespace="ml",job="digits",rank="3",worker="w-3",node="n3",pod="a"}'
 SIZE = 'elasticjob_world_size{namespace="ml",job="digits",pod="a"}'
 REPORTED = 'elasticjob_last_report_timestamp_seconds{namespace="ml",job="digits",pod="a"}'
-FILE, MEMORY, ARCHIVED = (
+FILE, MEMORY, COPIED, ARCHIVED = (
     f'elasticjob_checkpoint_age_seconds{{namespace="ml",job="digits",tier="{tier}",pod="a"}}'
-    for tier in ("File", "Memory", "Archive")
+    for tier in ("File", "Memory", "Copies", "Archive")
 )
+INTERVAL = 'elasticjob_archive_interval_seconds{namespace="ml",job="digits",pod="a"}'
 LOSS = 'elasticjob_reported_metric{namespace="ml",job="digits",metric="loss",pod="a"}'
 # One value a minute: `1x60` stays at 1, `0+100x60` grows by 100.
 CALM = {
@@ -52,6 +53,7 @@ CALM = {
     REPORTED: "0+60x60",
     FILE: "9000x60",
     MEMORY: "10x60",
+    INTERVAL: "600x60",
     LOSS: "2.5-0.01x60",
 }
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
@@ -79,6 +81,11 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "no report for twenty minutes": ({REPORTED: "0+60x40 2400x20"}, []),
     "an old checkpoint": ({MEMORY: "7300x60"}, ["ElasticJobOldCheckpoint"]),
     "an old archive": ({ARCHIVED: "7300x60"}, ["ElasticJobOldArchive"]),
+    "an archive as old as twice its interval": ({ARCHIVED: "1200x60"}, []),
+    "an old archive of a job that saves often": ({ARCHIVED: "2000x60", INTERVAL: "60x60"}, ["ElasticJobOldArchive"]),
+    "an archive that is to be filled once a week": ({ARCHIVED: "600000x60", INTERVAL: "604800x60"}, []),
+    "an archive with all that a script has saved": ({ARCHIVED: "7300x60", COPIED: "7200x60"}, []),
+    "an archive without what a script has saved": ({ARCHIVED: "7300x60", COPIED: "3600x60"}, ["ElasticJobOldArchive"]),
     "an old archive of a job that has ended": ({ARCHIVED: "7300x60", SIZE: "0x60"}, []),
     "an old checkpoint of a job that has ended": ({MEMORY: "7300x60", SIZE: "0x60"}, []),
     "a loss that is no number": ({LOSS: "2.5x50" + 10 * " NaN"}, ["ElasticJobMetricNotFinite"]),

@@ -67,6 +67,7 @@ class Moment:
     links: tuple[tuple[str, float, float], ...] = ()  # (node, seconds of a round trip, bytes per second)
     conditions: tuple[tuple[str, str, str], ...] = ()  # (type, reason, message) of those that are true
     told: Told | None = None  # what the script has reported
+    archive_seconds: int | None = None  # between two saves in its archive, as the job asks for; None: it has none
 
     def seconds_until(self, now: float) -> tuple[float, float]:
         """(trained, lost) in seconds up to now; the status itself is updated only at changes."""

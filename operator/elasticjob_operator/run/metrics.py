@@ -65,6 +65,11 @@ _JOB_SERIES: Final[tuple[tuple[str, str, _Read], ...]] = (
         "Training time for each fault.",
         lambda one, trained, lost: one.mean_seconds_between_faults,
     ),
+    (
+        "archive_interval_seconds",
+        "checkpoints.archive.everySeconds of the job.",
+        lambda one, trained, lost: one.archive_seconds,
+    ),
 )
 _TOLD_SERIES: Final[tuple[tuple[str, str, Callable[[Told], float | None]], ...]] = (
     ("step", "The last step that the script has reported.", lambda told: told.step),
@@ -182,9 +187,11 @@ class Metrics:
         self._parts = {kind: _room_for_series() for kind in _PARTS}
         self._requests: dict[tuple[str, str, int], tuple[prometheus_client.Counter, prometheus_client.Histogram]] = {}
 
-    def update_job(self, job: JobKey, status: api.Status) -> None:
+    def update_job(self, job: JobKey, status: api.Status, archive: api.Archive | None = None) -> None:
         """Update the metrics of a job. Call it for every new status, including the first one seen."""
         before, after = self._jobs.get(job), moments.read(status)
+        if archive is not None:
+            after = replace(after, archive_seconds=archive.every_seconds)
         if before is not None and after.generation < before.generation:  # a job that was made anew
             self.forget_job(job)
             before = None

@@ -179,7 +179,8 @@ class Operator:
     def _observe_pass(self, job: Job, plan: Plan, seconds: float) -> None:
         self.times.count_pass(job.key)
         self.metrics.pass_seconds.observe(seconds)
-        self.metrics.update_job(job.key, plan.status)
+        checkpoints = None if job.spec is None else job.spec.checkpoints
+        self.metrics.update_job(job.key, plan.status, None if checkpoints is None else checkpoints.archive)
         if self.tracer is not None:
             self.tracer.observe(job, plan)
 

@@ -376,6 +376,14 @@ def test_speed_and_checkpoints_have_series() -> None:
     )
 
 
+def test_how_often_a_job_archives_has_a_series_of_jobs_with_an_archive() -> None:
+    collected = metrics.Metrics()
+    collected.update_job(JOB, RUNNING, api.Archive(to="s3://bucket", every_seconds=60))
+    collected.update_job(("other", "digits"), RUNNING)
+    found = [line for line in collected.expose(START).decode().splitlines() if "archive_interval_seconds{" in line]
+    assert found == ['elasticjob_archive_interval_seconds{namespace="default",job="digits"} 60']
+
+
 async def test_what_many_scripts_report_is_rendered_in_breaths() -> None:
     collected = metrics.Metrics()
     for number in range(300):
