@@ -127,6 +127,24 @@ def test_copies_without_room_are_not_tried_again_with_each_chunk(
     assert len(looked) <= 6
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_copies_are_written_by_several_threads_at_once(
+    size: int, gang: Gang, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that read: a thread that wrote all of them would be what the restore waits for."""
+    together, write = Together(2), chunks._write
+
+    def wait(part: Path, path: Path, data: bytes) -> None:
+        if path.parent.name == "chunks" and len(data) > layout.ALONE:
+            together.meet()
+        write(part, path, data)
+
+    monkeypatch.setattr(chunks, "_write", wait)
+    enter(gang, storage, size)
+    assert together.most >= 2
+    assert not list(gang.folder.rglob("*.part"))
+
+
 @pytest.mark.parametrize("size", [0, 1, 2], ids=["pull", "one pod", "two pods"])
 def test_a_store_is_asked_for_several_objects_at_once(
     size: int, gang: Gang, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from elasticjob.archive.ahead import Ahead, Answer
 from elasticjob.archive.layout import ManifestError, Object, Save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import ORIGIN, OWN, NotThereError, Storage, StoreError
-from elasticjob.peers.last_tier import Pause, Saved
+from elasticjob.peers.last_tier import Keep, Pause, Saved
 from elasticjob.peers.records import Record
 from elasticjob.peers.transport import PeerError
 
@@ -118,22 +118,28 @@ class Reader:
         self._mine = list(layout.share_of(save.objects, rank, size))
         self._owners = layout.find_owners(save.objects, size)
         self._ahead: Ahead[str, bytes] = Ahead(self._read_chunk, ())
+        self._keep: Keep = lambda digest, data: True
 
     def find_owner(self, digest: str) -> int:
         return self._owners[digest]
 
-    def read_share(self, pause: Pause, *, packs_only: bool) -> Iterator[Mapping[str, bytes]]:
+    def read_share(self, keep: Keep, pause: Pause, *, packs_only: bool) -> None:
         objects = [one for one in self._mine if len(one.chunks) > 1 or not packs_only]
-        ahead = Ahead(self._read_object, objects)
+
+        def get(one: Object) -> bool:
+            found = reading.read_object(self._storage, one)
+            return all(keep(digest, data) for digest, data in found.items() if digest in self._wanted)
+
+        ahead = Ahead(get, objects)
         for one in objects:
             try:
-                found = _insist(partial(self._read_object, one), pause, ahead.begin(one))
+                if not _insist(partial(get, one), pause, ahead.begin(one)):
+                    return
             except DamagedError as error:
                 raise PeerError(str(error)) from None
-            yield {digest: data for digest, data in found.items() if digest in self._wanted}
 
-    def expect(self, digests: Sequence[str]) -> None:
-        self._ahead = Ahead(self._read_chunk, digests)
+    def expect(self, digests: Sequence[str], keep: Keep) -> None:
+        self._ahead, self._keep = Ahead(self._read_chunk, digests), keep
 
     def read(self, digest: str, pause: Pause) -> bytes:
         try:
@@ -141,11 +147,10 @@ class Reader:
         except DamagedError as error:
             raise PeerError(str(error)) from None
 
-    def _read_object(self, one: Object) -> dict[str, bytes]:
-        return reading.read_object(self._storage, one)
-
     def _read_chunk(self, digest: str) -> bytes:
-        return reading.read_chunk(self._storage, digest, self._places[digest])
+        data = reading.read_chunk(self._storage, digest, self._places[digest])
+        self._keep(digest, data)
+        return data
 
 
 def _insist(call: Callable[[], T], pause: Pause, first: Answer[T] | None = None) -> T:

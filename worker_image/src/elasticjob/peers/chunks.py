@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -42,6 +43,8 @@ class ChunkStore:
         self._limit = limit
         self._named = _find_named(self.read_records())  # chunks of the records that are kept
         self._touched: dict[str, float] = {}  # other chunks: when they were asked for or stored
+        self._count = itertools.count()
+        self._parts: set[str] = set()  # names of files that are being written
         self._lock = threading.Lock()
         self._size = 0  # of both folders, as it was measured and with what was stored since ...
         self._measure_at = 0.0  # ... and when it is measured again
@@ -72,12 +75,20 @@ class ChunkStore:
         self.keep(digest, data)
 
     def keep(self, digest: str, data: bytes) -> None:
-        """Store a chunk that was checked when it was read. Raises FullError."""
+        """Store a chunk that was checked when it was read. Raises FullError. Threads write at the same time."""
+        path = self._chunks / digest
         with self._lock:
             self._touch(digest)
-            if not (self._chunks / digest).exists():
-                self._make_room(len(data))
-                self._write(self._chunks / digest, data)
+            if path.exists():
+                return
+            self._make_room(len(data))
+            part = self._name_part(path)
+            self._parts.add(part.name)
+        try:
+            _write(part, path, data)
+        finally:
+            with self._lock:
+                self._parts.discard(part.name)
 
     def _touch(self, digest: str) -> None:
         if digest not in self._named:
@@ -96,15 +107,8 @@ class ChunkStore:
             raise FullError
         self._size += size
 
-    def _write(self, path: Path, data: bytes) -> None:
-        part = path.with_suffix(".part")
-        try:
-            part.write_bytes(data)
-            part.rename(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise FullError from error
+    def _name_part(self, path: Path) -> Path:
+        return path.with_name(f"{path.name}-{next(self._count)}.part")
 
     def read_records(self) -> list[Record]:
         """All records, oldest first; damaged ones are left out."""
@@ -119,7 +123,8 @@ class ChunkStore:
     def save_record(self, record: Record) -> None:
         """Store a record, and remove what the last ones do not name. Raises FullError."""
         with self._lock:
-            self._write(self._records / record.name, record.dump())
+            path = self._records / record.name
+            _write(self._name_part(path), path, record.dump())
         kept = records.choose_kept(self.read_records())
         names = {one.name for one in kept}
         for path in self._records.iterdir():
@@ -133,9 +138,20 @@ class ChunkStore:
             self._touched = {digest: at for digest, at in self._touched.items() if digest not in named}
             self._named = named
             for path in self._chunks.iterdir():
-                if path.name not in named and self._touched.get(path.stem, 0.0) < young:
+                if path.name not in named | self._parts and self._touched.get(path.name, 0.0) < young:
                     path.unlink(missing_ok=True)
             self._touched = {digest: at for digest, at in self._touched.items() if at >= young}
+
+
+def _write(part: Path, path: Path, data: bytes) -> None:
+    """Let a file appear whole. `part`: its name until then. Raises FullError."""
+    try:
+        part.write_bytes(data)
+        part.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise FullError from error
 
 
 def _find_named(kept: Sequence[Record]) -> frozenset[str]:

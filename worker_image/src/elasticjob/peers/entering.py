@@ -319,10 +319,9 @@ class Entry:
         """
         place = self._place
         try:
-            for chunks in source.read_share(self._pause, packs_only=self._is_alone) if source is not None else ():
-                for digest, data in chunks.items():
-                    self._directory.chunks.keep(digest, data)
-        except (FullError, PeerError) as error:  # whoever needs the rest reads it from the store
+            if source is not None:
+                source.read_share(self._keep, self._pause, packs_only=self._is_alone)
+        except PeerError as error:  # whoever needs the rest reads it from the store
             logger.debug("could not get all of this pod's share: %s", error)
         self._set(f"share/{attempt}/{place.rank}", True)
         if place.rank == 0:
@@ -349,10 +348,14 @@ class Entry:
         homes = {digest: index_of[path] for path, file in files.items() for digest in file.chunks}
 
         masks = choice.find_masks(name, holdings)
+        expected = set[str]()  # is nowhere here, so it is not looked for
 
         def fetch(digest: str) -> bytes:
             if self._interrupted():
                 raise InterruptedEntryError
+            if digest in expected and source is not None:
+                expected.discard(digest)
+                return source.read(digest, self._pause)
             data = self._directory.read_chunk(digest)
             if data is None and source is not None:
                 return self._fetch_saved(peers, digest, source)
@@ -365,7 +368,9 @@ class Entry:
 
         if self._place.touches:
             if source is not None and self._is_alone:
-                source.expect(self._directory.find_fetched(files))
+                fetched = self._directory.find_fetched(files)
+                source.expect(fetched, self._keep)
+                expected.update(fetched)
             try:
                 self._directory.restore(files, fetch)
             except PeerError as error:
@@ -388,13 +393,15 @@ class Entry:
                     return data
             except (PeerError, OSError) as error:
                 logger.debug("rank %d does not hand out a chunk: %s", owner, error)
-        data = source.read(digest, self._pause)
-        if self._is_alone and not self._is_full:
+        return source.read(digest, self._pause)
+
+    def _keep(self, digest: str, data: bytes) -> bool:
+        if not self._is_full:
             try:
                 self._directory.chunks.keep(digest, data)
             except FullError:
                 self._is_full = True
-        return data
+        return not self._is_full
 
     # The store.
 

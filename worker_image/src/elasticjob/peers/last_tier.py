@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elasticjob.peers.records import Record
 
 Pause = Callable[[], None]  # is called while the store is awaited; raises what ends the wait
+Keep = Callable[[str, bytes], bool]  # keeps a checked chunk as a copy, in any thread; False: there is no room for more
 Call = Callable[..., tuple[dict[str, Any], bytes]]  # rank, operation and body: a request to the agent of this rank
 
 
@@ -30,14 +31,14 @@ class Source(Protocol):
     def find_owner(self, digest: str) -> int:
         """The rank that reads this chunk for all pods of the world."""
 
-    def read_share(self, pause: Pause, *, packs_only: bool) -> Iterator[Mapping[str, bytes]]:
-        """The chunks that this rank reads for all, some at a time. Raises PeerError for one that is lost.
+    def read_share(self, keep: Keep, pause: Pause, *, packs_only: bool) -> None:
+        """Keep the chunks that this rank reads for all, as far as there is room. Raises PeerError for one that is lost.
 
         `packs_only`: without those that lie alone, which `read` gets as well.
         """
 
-    def expect(self, digests: Sequence[str]) -> None:
-        """`read` is asked for these next, in this order: the first of them are read meanwhile."""
+    def expect(self, digests: Sequence[str], keep: Keep) -> None:
+        """`read` is asked for these next, in this order: the first of them are read, and kept, meanwhile."""
 
     def read(self, digest: str, pause: Pause) -> bytes:
         """One chunk. Raises PeerError if it is missing or damaged."""
