@@ -263,6 +263,22 @@ def test_what_peers_have_is_not_read_from_the_archive(gang: Gang) -> None:
     assert first.read() == second.read() == {"a.pt": b"1"}
 
 
+@pytest.mark.parametrize("mtime_ns", [-1, 2**63], ids=["before 1970", "after 2262"])
+def test_a_file_of_a_strange_time_is_archived(gang: Gang, mtime_ns: int) -> None:
+    """A clock was wrong, or the file comes from an archive that says so."""
+    job = Job(gang, "a")
+    pod, other = job.pod(), job.pod()
+    gang.enter(pod, other)
+    (pod.path / "a.pt").write_bytes(b"1")
+    os.utime(pod.path / "a.pt", ns=(mtime_ns, mtime_ns))
+    job.await_saves(1)
+    gang.await_kept(pod, 1, copies=1)
+    lose(pod, other)
+    after = job.pod()
+    assert gang.enter(after) == [True]
+    assert after.read() == {"a.pt": b"1"}
+
+
 def test_an_agent_without_the_extra_says_so(gang: Gang) -> None:
     pytest.importorskip("fsspec")
     if _is_there("gcsfs"):
