@@ -14,7 +14,7 @@ from typing import Final
 
 from elasticjob.peers import tree
 from elasticjob.peers.chunks import digest_of
-from elasticjob.peers.records import CHUNK_BYTES, File
+from elasticjob.peers.records import CHUNK_BYTES, LATEST_NS, File
 from elasticjob.peers.watch import Stat
 
 _NEVER_EMPTY: Final = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
@@ -87,13 +87,18 @@ def read_file(path: Path, root: Path) -> File | None:
         stat = path.lstat()
         if path.is_symlink():
             link = read_link(path, root)
-            return None if link is None else File(0, 0, (), link, stat.st_mtime_ns)
+            return None if link is None else File(0, 0, (), link, _time_of(stat))
         if not path.is_file():
             return None
         digests = tuple(digest_of(chunk) for chunk in read_chunks(path))
     except OSError:
         return None
-    return File(stat.st_size, stat.st_mode & 0o777, digests, "", stat.st_mtime_ns)
+    return File(stat.st_size, stat.st_mode & 0o777, digests, "", _time_of(stat))
+
+
+def _time_of(stat: os.stat_result) -> int:
+    """When a file was written, as a record can say it: a clock may be wrong, or a file from an archive."""
+    return min(max(stat.st_mtime_ns, 0), LATEST_NS)
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

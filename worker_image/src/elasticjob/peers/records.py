@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 CHUNK_BYTES: Final = 4 << 20
+LATEST_NS: Final = 2**63 - 1  # the latest time of a file: of the year 2262
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _TORCH_PART: Final = ".distcp"  # written by torch.distributed.checkpoint, one or more by each rank ...
 _WAIT_NS: Final = 60 * 10**9  # so long after its part of a folder a pod's other files wait for the parts of others
