@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from elasticjob.archive.storage import Storage
+from elasticjob.archive.storage import RefusedError, Storage
 
 COMMON = {"use_listings_cache": False, "skip_instance_cache": True}
 
@@ -97,3 +97,28 @@ def test_a_secret_that_has_changed_has_a_client_of_its_own(
     (tmp_path / key).write_text("new")
     storage.list("saves")
     assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("s3://b/x", PermissionError("The difference between the request time and the current time is too large.")),
+        ("s3://b/x", PermissionError("Signature expired: 20261130T080000Z is now earlier than 20261130T081500Z")),
+        ("s3://b/x", PermissionError("Signature not yet current: 20261130T090000Z is still later than ...")),
+        ("gs://b/x", ValueError("invalid_grant: Invalid JWT: Token must be a short-lived token and in a reasonable ...")),
+        ("az://c/x", ValueError("AuthenticationFailed: Request date header too old: 'Mon, 30 Nov 2026 08:00:00 GMT'")),
+    ],
+)
+def test_a_store_that_refuses_the_clock_of_the_node_is_told_as_that(
+    url: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with the Secret."""
+    take_clients(monkeypatch)
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
+    with pytest.raises(RefusedError, match="clock of this node") as told:
+        Storage(url).list("saves")
+    assert "credentialsSecret" not in str(told.value)
