@@ -14,9 +14,11 @@ PY := $(BIN)/python
 TORCH ?= torch==2.13.0
 # Clients of stores of checkpoints, and a server that speaks S3: 100 MB of disk, for tests/stores.
 STORES := .work/stores
+# The same for gcsfs and adlfs: 600 MB, since Azurite is a program for node. Not part of `make test`.
+CLOUDS := .work/clouds
 SOURCES := operator devcluster worker_image/src tests demo benchmarks worker_image/examples scripts
 
-.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e e2e-images bench first-minutes gpu torch-matrix frameworks frameworks-short frameworks-env stores-env clean
+.PHONY: help setup demo demo-session test test-long test-unit coverage check format generate transcript docs constraints locks sbom dist chaos chaos-short mutants e2e e2e-images bench first-minutes gpu torch-matrix frameworks frameworks-short frameworks-env stores-env clouds clouds-env clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,6 +44,17 @@ $(STORES)/.made: tests/stores/requirements.txt
 	@touch $@
 
 stores-env: $(STORES)/.made ## Make the environment of tests/stores: an archive of checkpoints in a store that speaks S3.
+
+$(CLOUDS)/.made: tests/stores/clouds.txt tests/stores/package.json
+	@$(PYTHON) -m venv $(CLOUDS)
+	@$(CLOUDS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@cp tests/stores/package.json $(CLOUDS) && cd $(CLOUDS) && npm install --silent --no-audit --no-fund --no-package-lock --ignore-scripts
+	@touch $@
+
+clouds-env: $(CLOUDS)/.made
+
+clouds: setup clouds-env ## An archive in stores that speak Google's and Azure's protocols: needs node and npm.
+	@$(PY) -m pytest -q tests/worker/archive/test_stores.py -k "google or azure" $(PYTEST_ARGS)
 
 test-long: setup ## Run what `make test` leaves out for its time: further cases of the slowest tests, more examples.
 	@$(PY) -m pytest -n $(WORKERS) $(FILES) --long -m "(long or hypothesis) and not container" $(PYTEST_ARGS)

@@ -12,7 +12,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("ELASTICJOB_STORES", ROOT / ".work/stores")) / "bin/python"
+CLOUDS_PYTHON = Path(os.environ.get("ELASTICJOB_CLOUDS", ROOT / ".work/clouds")) / "bin/python"
 MISSING = "no environment with s3fs and moto: make stores-env"
+CLOUDS_MISSING = "no environment with gcsfs, adlfs and their servers: make clouds"
 BUCKET = "my-bucket"
 
 
