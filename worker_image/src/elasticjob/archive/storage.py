@@ -20,6 +20,10 @@ _REFUSALS: Final = (
     *("invalidaccesskeyid", "access key", "expiredtoken", "authentication", "authorization", "anonymous caller"),
     *("provided token", "invalidtoken", "tokenrefresh"),
 )
+_CLOCKS: Final = (  # what stores say of a request that is signed at a strange time
+    *("request time", "timetooskewed", "signature expired", "not yet current", "date header too old"),
+    "short-lived token",
+)
 
 # The names of the keys of a Secret, as the tools of the clouds call them, and the options of fsspec.
 _KEYS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -146,15 +150,16 @@ class Storage:
     def _connect(self, keys: dict[str, str]) -> None:
         options = find_options(self._protocol, self._credentials, keys)
         try:
-            from fsspec.core import url_to_fs
-
-            self._files, root = url_to_fs(self.url, **options, **_settings(self._protocol, options))
+            self._files, root = _open_url(self.url, {**options, **_settings(self._protocol, options)})
         except ImportError as error:
             package, extra = EXTRAS.get(self._protocol, ("fsspec", "archive"))
             raise ExtraMissingError(
                 f"checkpoints.archive needs {package} in the image of the trainer: pip install 'elasticjob[{extra}]'"
                 f" ({error})"
             ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # nobody has been asked for anything yet
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            raise RefusedError(f"{self._access.prefix}{self._access.keys} cannot be understood: {said}") from None
         except Exception as error:
             raise self._translate(error) from error
         self._used = keys
@@ -221,9 +226,31 @@ class Storage:
         text, prefix = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300], self._access.prefix
         if isinstance(error, LinkError):
             return StoreError(f"{prefix}{error}")
+        if any(word in text.lower() for word in _CLOCKS):
+            remedy = "The clock of this node is wrong, or the key has a time of its own: compare it with the store's"
+            return RefusedError(f"{prefix}the store refuses {self.url}: {text}. {remedy}")
         if isinstance(error, PermissionError) or any(word in text.lower() for word in _REFUSALS):
             return RefusedError(f"{prefix}the store refuses {self.url}: {text}. {self._access.remedy}")
         return StoreError(f"{prefix}the store does not answer for {self.url}: {text}")
+
+
+def _open_url(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    from fsspec import core
+
+    made, root = core.url_to_fs(url, **options)
+    plain = _find_plain(type(made))
+    return (made if plain is None else plain(**options)), root
+
+
+def _find_plain(client: type) -> type | None:
+    """Of gcsfs, the client that speaks JSON over HTTPS, unless somebody wants the other one by its own variable.
+
+    That one asks over gRPC, before each request, of what kind the bucket is: where nobody answers, it waits for a
+    minute each time, which is more than a grace period. What an archive needs is the same in both.
+    """
+    if client.__name__ != "ExtendedGcsFileSystem" or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
+        return None
+    return next(one for one in client.__mro__ if one.__name__ == "GCSFileSystem")
 
 
 def _settings(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
