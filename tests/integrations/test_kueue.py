@@ -310,11 +310,14 @@ class TestPreemption:
         after = jobs.await_world("low", 2, before["rendezvous"]["generation"])
         assert after["restarts"].get("infrastructure", 0) == 0
 
+    @pytest.mark.parametrize("mib", [16, pytest.param(last_saves.LARGE, marks=pytest.mark.long)])
     @together
-    def test_what_a_base_saves_when_it_is_evicted_is_in_its_archive(self, queues: Queues, tmp_path: Path) -> None:
+    def test_what_a_base_saves_when_it_is_evicted_is_in_its_archive(
+        self, queues: Queues, tmp_path: Path, mib: int
+    ) -> None:
         jobs, store = queues.jobs, tmp_path / "store"
         store.mkdir()
-        spec = last_saves.make_spec(store, 16)
+        spec = last_saves.make_spec(store, mib)
         spec["elasticPolicy"] |= {"minReplicas": 2, "maxReplicas": 2}
         spec["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "10m"}}
         queues.make("gpus", 2)
@@ -325,7 +328,7 @@ class TestPreemption:
         jobs.await_world("high", 1, timeout=120)
         jobs.await_condition("low", "Suspended", timeout=120)
         jobs.delete("high")
-        last_saves.await_next_start(store, starts, 16)
+        last_saves.await_next_start(store, starts, mib)
 
     @pytest.mark.parametrize(
         "change", [pytest.param({"managedBy": "me"}, id="another manager"), pytest.param(INVALID, id="invalid")]

@@ -263,6 +263,24 @@ def test_what_peers_have_is_not_read_from_the_archive(gang: Gang) -> None:
     assert first.read() == second.read() == {"a.pt": b"1"}
 
 
+def test_the_parts_of_a_sharded_model_come_back_together_at_any_size(gang: Gang) -> None:
+    """`torch.distributed.checkpoint`: each pod writes a part, and rank 0 last what names them."""
+    job = Job(gang, "a")
+    first, second = job.pod(), job.pod()
+    gang.enter(first, second)
+    parts = {f"step-5/__{rank}_0.distcp": bytes([rank]) * 100 for rank in range(2)} | {"step-5/.metadata": b"parts"}
+    for path, data in parts.items():
+        pod = second if "__1" in path else first
+        (pod.path / path).parent.mkdir(exist_ok=True)
+        (pod.path / path).write_bytes(data)
+    job.await_saves(1)
+    lose(first, second)
+    for pods in ([job.pod()], [job.pod() for _ in range(3)]):
+        assert gang.enter(*pods) == [True] * len(pods)
+        assert [pod.read() for pod in pods] == [parts] * len(pods)
+        lose(*pods)
+
+
 @pytest.mark.parametrize("mtime_ns", [-1, 2**63], ids=["before 1970", "after 2262"])
 def test_a_file_of_a_strange_time_is_archived(gang: Gang, mtime_ns: int) -> None:
     """A clock was wrong, or the file comes from an archive that says so."""
