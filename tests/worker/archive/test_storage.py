@@ -105,7 +105,7 @@ def test_a_secret_that_has_changed_has_a_client_of_its_own(
         ("s3://b/x", PermissionError("The difference between the request time and the current time is too large.")),
         ("s3://b/x", PermissionError("Signature expired: 20261130T080000Z is now earlier than 20261130T081500Z")),
         ("s3://b/x", PermissionError("Signature not yet current: 20261130T090000Z is still later than ...")),
-        ("gs://b/x", ValueError("invalid_grant: Invalid JWT: Token must be a short-lived token and in a reasonable ...")),
+        ("gs://b/x", ValueError("invalid_grant: Invalid JWT: Token must be a short-lived token (60 minutes)")),
         ("az://c/x", ValueError("AuthenticationFailed: Request date header too old: 'Mon, 30 Nov 2026 08:00:00 GMT'")),
     ],
 )
@@ -122,3 +122,44 @@ def test_a_store_that_refuses_the_clock_of_the_node_is_told_as_that(
     with pytest.raises(RefusedError, match="clock of this node") as told:
         Storage(url).list("saves")
     assert "credentialsSecret" not in str(told.value)
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, "GCSFileSystem"), ("true", "ExtendedGcsFileSystem")])
+def test_googles_store_is_asked_over_https_unless_its_own_variable_says_else(
+    wanted: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class GCSFileSystem(MemoryFileSystem):  # type: ignore[misc]
+        protocol = ("gs",)
+        cachable = False
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+
+    class ExtendedGcsFileSystem(GCSFileSystem):
+        """Asks over gRPC before each request."""
+
+    monkeypatch.setitem(_registry, "gs", ExtendedGcsFileSystem)
+    monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
+    if wanted:
+        monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", wanted)
+    storage = Storage("gs://bucket/training")
+    storage.open()
+    assert type(storage._files).__name__ == expected
+
+
+@pytest.mark.parametrize("error", [KeyError("refresh_token"), ValueError("Expecting value: line 1 column 1 (char 0)")])
+def test_a_key_that_cannot_be_understood_is_told_as_that(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as a store that does not answer: it was not asked."""
+
+    class Client(MemoryFileSystem):  # type: ignore[misc]
+        cachable = False
+
+        def __init__(self, **options: Any) -> None:
+            raise error
+
+    monkeypatch.setitem(_registry, "gs", Client)
+    (tmp_path / "GOOGLE_APPLICATION_CREDENTIALS").write_text("{}")
+    with pytest.raises(RefusedError, match="credentialsSecret cannot be understood"):
+        Storage("gs://bucket/training", tmp_path).list("saves")
