@@ -142,7 +142,7 @@ def test_copies_are_written_by_several_threads_at_once(
     monkeypatch.setattr(chunks, "_write", wait)
     enter(gang, storage, size)
     assert together.most >= 2
-    assert not list(gang.folder.rglob("*.part"))
+    wait_for(lambda: not list(gang.folder.rglob("*.part")), "each is whole")
 
 
 @pytest.mark.parametrize("size", [0, 1, 2], ids=["pull", "one pod", "two pods"])
