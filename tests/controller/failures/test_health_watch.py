@@ -143,6 +143,23 @@ def test_a_number_that_falls_is_compared_with_the_best_at_this_size() -> None:
     assert "best of 200" in finding.message
 
 
+def test_the_best_of_another_metric_is_forgotten() -> None:
+    """A rule keeps its name when its author looks at samples in place of tokens."""
+    world = make_world(1, (0, 1))
+    before = sicken(spec_of(rule(fallsPercent=40)), [[9000.0, 9000.0]] * 20, api.Status(rendezvous=world))
+    assert [one.value for one in before.incidents[0].best] == [9000]
+    after, memory = spec_of(rule(name="samples", fallsPercent=40)), dict[str, health_watch.RuleMemory]()
+    status = before
+    for step in range(40):
+        agents = {"u0": tell(0, step, NOW + step, metrics={"loss": 9000.0, "samples": 5.0})}
+        memory = dict(health_watch.look(memory, after, status, agents, NOW + step))
+        status = incidents.update(after, status, memory, NOW + step)
+    assert status.incidents[0].count == 0
+    assert [one.value for one in status.incidents[0].best] == [5]
+    again = sicken(after, [[5.0, 5.0]] * 3, status)
+    assert again.incidents[0].best == status.incidents[0].best, "that of this one is kept"
+
+
 def test_a_reward_may_be_negative() -> None:
     ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([-100.0] * 40 + [-150.0] * 10))
     assert step == 44, "half of the last eight"
