@@ -147,6 +147,7 @@ class IncidentStatus(StatusModel):
     best: list[BestValue] = Field(
         default_factory=list, description="Of a rule with fallsPercent: the best value by number of pods."
     )
+    metric: str | None = Field(default=None, description="Whose best values these are.")
 
 
 class PreflightStatus(StatusModel):

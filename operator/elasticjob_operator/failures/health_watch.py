@@ -144,8 +144,10 @@ def look(before: Memory, spec: api.Spec, status: api.Status, agents: Mapping[str
 
 def _find_best(rule: api.HealthRule, status: api.Status) -> float | None:
     known = next((one for one in status.incidents if one.rule == rule.name), None)
-    size = len(status.rendezvous.members)
-    return next((one.value for one in known.best if one.size == size), None) if known else None
+    size, metric = len(status.rendezvous.members), rule.when.metric
+    if known is None or metric is None or known.metric != metric.name:  # the rule has looked at another one before
+        return None
+    return next((one.value for one in known.best if one.size == size), None)
 
 
 def _read(name: str, member: api.Member, agent: Agent) -> Report | None:

@@ -111,9 +111,12 @@ def _note_best(
     known: api.IncidentStatus | None, memory: health_watch.RuleMemory | None, rule: api.HealthRule
 ) -> api.IncidentStatus | None:
     """What the script does best at each size is kept: a job may not come back to a size for days."""
-    if memory is None or memory.best is None:
+    metric = rule.when.metric
+    if memory is None or memory.best is None or metric is None:
         return known
     before = known or api.IncidentStatus(rule=rule.name)
+    if before.metric != metric.name:
+        before = revise(before, best=[], metric=metric.name)
     values = {one.size: one.value for one in before.best}
     told = values.get(memory.size)
     if told is not None and memory.best <= told + abs(told) * _GROWTH:

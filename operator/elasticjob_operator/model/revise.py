@@ -114,6 +114,7 @@ class IncidentFields(TypedDict, total=False):
     device: str | None
     message: str
     best: list[api.BestValue]
+    metric: str | None
 
 
 class CapacityFields(TypedDict, total=False):

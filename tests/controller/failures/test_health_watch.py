@@ -136,7 +136,9 @@ def test_a_number_that_falls_is_compared_with_the_best_at_this_size() -> None:
     ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), losses)
     assert step == 44, "half of the last eight"
     assert "loss is 55, 45 % below its best of 100 with 2 pods" in finding.message
-    known = api.IncidentStatus(rule="Rule", best=[api.BestValue(size=2, value=200), api.BestValue(size=4, value=999)])
+    known = api.IncidentStatus(
+        rule="Rule", metric="loss", best=[api.BestValue(size=2, value=200), api.BestValue(size=4, value=999)]
+    )
     status = api.Status(rendezvous=make_world(1, (0, 1)), incidents=[known])
     ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([100.0] * 30), status)
     assert step == 16, "it had been twice as good"
