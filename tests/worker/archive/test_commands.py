@@ -192,6 +192,25 @@ def test_of_an_object_no_more_is_read_than_its_manifest_says(source: Path, stora
     assert (tmp_path / "target/step-7/part").read_bytes() == b"small"
 
 
+@pytest.mark.parametrize("folder", [layout.LEADS, layout.OBJECTS, layout.SAVES])
+def test_a_prune_beside_a_push_takes_nothing_of_it(
+    folder: str, source: Path, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Storage.put
+
+    def prune_and_put(self: Storage, name: str, data: bytes) -> None:
+        if name.startswith(folder):
+            monkeypatch.setattr(Storage, "put", put)
+            commands.prune(Storage(storage.url), 1, dry_run=False)
+        put(self, name, data)
+
+    monkeypatch.setattr(Storage, "put", prune_and_put)
+    commands.push(storage, source, 7)
+    commands.prune(storage, 1, dry_run=False)
+    assert commands.pull(storage, tmp_path / "target").step == 7
+    assert {path: (tmp_path / "target" / path).read_bytes() for path in FILES} == FILES
+
+
 def test_of_two_pushes_at_once_whoever_comes_later_is_told(
     source: Path, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,54 @@ def test_what_goes_while_it_is_restored_is_not_all_that_there_is(
     assert [pod.read() for pod in pods] == [{"model.pt": b"new"}] * size
 
 
+def test_a_step_to_begin_from_that_goes_meanwhile_is_told_and_no_other_one_is_taken(gang: Gang, tmp_path: Path) -> None:
+    """The job that has it goes on, and keeps newer ones."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "model.pt").write_bytes(b"of step 7")
+    origin, look = Storage(f"file://{gang.folder}/store/other"), Restorer.find
+    commands.push(origin, tmp_path / "source", 7)
+
+    def look_and_lose(self: Restorer, *args: Any, **kwargs: Any) -> Sequence[Saved]:
+        found = look(self, *args, **kwargs)
+        for folder in (layout.SAVES, layout.OBJECTS):
+            for name in origin.list(folder):
+                origin.delete(f"{folder}/{name}")
+        Making(origin.url).save(b"newer")
+        return found
+
+    pod = gang.pod(archive=env.Archive(f"file://{gang.folder}/store/uid", "uid", origin=(origin.url, 7)))
+    over = threading.Event()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Restorer, "find", look_and_lose)
+        entering = threading.Thread(target=gang.enter, args=(pod,), kwargs={"interrupted": over.is_set})
+        entering.start()
+        try:
+            wait_for(lambda: pod.archive.reason == "NothingToRestore" or not entering.is_alive(), "it is told")
+            assert entering.is_alive(), "it waits"
+            assert "no whole save of step 7" in pod.archive.message
+            assert pod.read() == {}
+        finally:
+            over.set()
+            entering.join(30)
+
+
+def test_two_jobs_begin_from_the_same_archive(gang: Gang, storage: Storage) -> None:
+    """At once, each with a folder of its own; of the one that both read nothing changes."""
+    before = sorted(path for path in (gang.folder / "store/other").rglob("*"))
+    jobs = [
+        gang.pod(archive=env.Archive(f"file://{gang.folder}/store/{uid}", uid, origin=(storage.url, None)))
+        for uid in ("left", "right")
+    ]
+    for pod in jobs:
+        assert gang.enter(pod) == [True]
+        assert pod.read() == {**FILES, **SMALL}
+        (pod.path / "model.pt").write_bytes(pod.path.name.encode())
+    for uid in ("left", "right"):
+        mine = Storage(f"file://{gang.folder}/store/{uid}")
+        wait_for(lambda mine=mine: len(reading.find_saves(mine)) >= 1, "each archives its own")  # type: ignore[misc]
+    assert sorted(path for path in (gang.folder / "store/other").rglob("*")) == before
+
+
 def test_a_whole_save_is_found_behind_many_that_are_damaged(gang: Gang) -> None:
     url = f"file://{gang.folder}/store/uid"
     making = Making(url)
