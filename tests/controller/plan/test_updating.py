@@ -10,6 +10,7 @@ import pytest
 from controller.builders import NOW, make_agent, make_job, make_node, make_pod, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.failures import health_watch
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.plan.plan import Plan, Seen, plan
 from elasticjob_operator.times import format_time
@@ -114,6 +115,17 @@ def test_where_no_world_trains_nobody_is_waited_for_who_is_gone() -> None:
     world = make_world(1, (0, 1)).model_copy(update={"world_size": 0})
     made = look(found, None, asked={"revision": 1, "digest": NEW}, world=world)
     assert made.status.code is not None and made.status.code.revision == 1
+
+
+def test_what_the_old_code_has_failed_at_is_not_counted_against_the_new() -> None:
+    """Two restarts at the same step, and then code that is to mend it: its first failure is not the third one."""
+    restarts = api.RestartStatus(user=2, total=2, stuck=2, alike=2, step=812, error="E at a.py:1")
+    made = look(agents((OLD, NEW), (OLD, NEW)), FIRST, asked=ASKED, restarts=restarts)
+    after = made.status.restarts
+    assert (after.stuck, after.alike, after.error, after.step) == (0, 0, None, 812)
+    assert (after.user, after.total) == (2, 2), "the budget is that of the job"
+    spec = make_spec(health={"rules": [{"name": "Stuck", "when": {"noProgress": 1}}]})
+    assert health_watch.find(spec, api.Status(restarts=after), {}, NOW) == {}
 
 
 @pytest.mark.parametrize("code", [None, FIRST])
