@@ -60,7 +60,8 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
 
     A refusal is remembered: a script that is refused trains in between, and would be refused for ever.
     """
-    if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
+    is_charged = restarts.user > 0 or restarts.stuck > 0
+    if is_charged and restarts.step is not None and step is not None and step > restarts.step:
         paid = revise(restarts, user=0, stuck=0, window_start=None)
         return paid if mistakes.is_refusal(restarts.error or "") else forget_error(paid)
     return restarts
@@ -68,4 +69,4 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
 
 def forget_error(restarts: api.RestartStatus) -> api.RestartStatus:
     """The same without the last error: training has gone on beyond it, or something may have mended it."""
-    return revise(restarts, error=None, alike=0)
+    return revise(restarts, error=None, alike=0, stuck=0)

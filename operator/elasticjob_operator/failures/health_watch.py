@@ -341,7 +341,7 @@ def _is_long(bad: Bad, rule: api.HealthRule) -> bool:
 def _find_stuck(rule: api.HealthRule, status: api.Status) -> Finding | None:
     """A restart is charged, and the budget is full again once a step is beyond the one before."""
     restarts = status.restarts
-    count = max(restarts.user, restarts.stuck)
+    count = restarts.user if restarts.step is None else restarts.stuck
     if rule.when.no_progress is None or count < rule.when.no_progress:
         return None
     where = "before any step" if restarts.step is None else f"without a step beyond {restarts.step}"

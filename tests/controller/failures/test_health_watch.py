@@ -303,7 +303,7 @@ def test_what_a_report_computes_is_a_metric_too(name: str, field: str) -> None:
 def test_restarts_without_progress_are_counted(user: int, found: bool) -> None:
     spec = spec_of({"name": "Stuck", "when": {"noProgress": 2}})
     last = api.FailureStatus(message="rank 1 (p) failed", rank=1, pod="p", node="n")
-    status = api.Status(restarts=api.RestartStatus(user=user, step=812), last_failure=last)
+    status = api.Status(restarts=api.RestartStatus(user=user, stuck=user, step=812), last_failure=last)
     told = health_watch.find(spec, status, {}, NOW)
     assert bool(told) is found
     if found:
