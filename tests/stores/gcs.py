@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from cases import (  # type: ignore[import-not-found] # noqa: F401
 )
 from gcs_server import BUCKET, KEY, RIGHTS, Server, serve  # type: ignore[import-not-found]
 
-from elasticjob.archive.storage import RefusedError, Storage
+from elasticjob.archive import storage as storage_module
+from elasticjob.archive.storage import RefusedError, Storage, StoreError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
@@ -53,6 +55,15 @@ def test_a_changed_key_counts_at_once(server: Server, tmp_path: Path) -> None:
         storage.put("saves/x", b"2")
     with pytest.raises(RefusedError, match="credentialsSecret"):
         Storage(storage.url, secret).put("saves/x", b"2")
+
+
+def test_a_store_that_falls_silent_is_told(place: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is there, and nobody says that it is not any more. gcsfs tries six times."""
+    monkeypatch.setattr(storage_module, "_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(StoreError, match="does not answer"):
+            Storage(*place).list("saves")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "no JSON"])
