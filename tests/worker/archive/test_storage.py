@@ -12,6 +12,7 @@ from fsspec.registry import _registry
 from elasticjob.archive.storage import RefusedError, Storage
 
 COMMON = {"use_listings_cache": False, "skip_instance_cache": True}
+TIMES = ("config_kwargs", "requests_timeout")
 
 
 def take_clients(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -23,7 +24,7 @@ def take_clients(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         cachable = False
 
         def __init__(self, **options: Any) -> None:
-            told.append({key: value for key, value in options.items() if key not in COMMON and key != "config_kwargs"})
+            told.append({key: value for key, value in options.items() if key not in (*COMMON, *TIMES)})
             super().__init__()
 
     for protocol in Client.protocol:

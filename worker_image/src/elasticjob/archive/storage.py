@@ -260,6 +260,12 @@ def _settings(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     common: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if protocol == "s3":
         return {**common, "config_kwargs": {"connect_timeout": 10, "read_timeout": _SECONDS}}
+    if protocol == "gs":
+        with contextlib.suppress(ImportError):  # then gcsfs is not there either
+            from aiohttp import ClientTimeout
+
+            # Its default is none: it would wait for ever for what a connection that is lost does not bring.
+            common["requests_timeout"] = ClientTimeout(total=None, sock_connect=10, sock_read=_SECONDS)
     if protocol == "az" and "connection_string" not in options:
         return {**common, "anon": False}  # its default is to be nobody, and not the identity of the pod
     return common
