@@ -36,6 +36,7 @@ class Do(StrEnum):
     KILL_BEFORE = "kill-before"  # the operator dies, the API server never hears of it
     KILL_AFTER = "kill-after"  # the operator dies, the write is done
     DROP_REPLY = "drop-reply"  # the write is done, the connection closes without a word
+    RESET = "reset"  # the same, and the API server never hears of it
     ANSWER = "answer"  # the proxy answers with `status`
     HANG = "hang"  # nothing is sent and nothing is closed
     SLOW = "slow"  # passed on after `seconds`
@@ -219,6 +220,9 @@ class FaultProxy:
             return web.Response(status=503)
         if fault.do is Do.ANSWER:
             return _say_no(fault)
+        if fault.do is Do.RESET:
+            self._abort(request)
+            return web.Response(status=503)
         await asyncio.sleep(fault.seconds)
         return None
 

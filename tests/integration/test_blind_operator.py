@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import urllib.error
 import urllib.request
@@ -11,12 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from chaos.fault_proxy import Do, DoEvent, EventFault, Fault, FaultProxy, Request
+from chaos.fault_proxy import Do, DoEvent, Event, EventFault, Fault, FaultProxy, Request, Rule
 from elasticjob_devcluster import Cluster
 from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import Jobs, OperatorProcess, install_crd, light_spec, wait_for
+from side_by_side import MAKERS, together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+AT_ONCE = 12  # see `side_by_side`: nearly all that they do is to wait
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a network does to requests, and to the watches that are open."""
+
+    rule: Rule
+    told: str  # why the operator is not ready
+    events: EventFault = EventFault(DoEvent.STALL, 3600)
+    ends_watches: bool = True
 
 
 @dataclass
@@ -37,26 +51,32 @@ class Behind:
         except OSError:
             return "it does not listen"
 
-    def cut(self, rule: Fault) -> None:
-        """No request gets further, and the watches that are open are silent from their next event on."""
-        self.proxy.event_rule = lambda event: EventFault(DoEvent.STALL, 3600)
-        self.proxy.rule = lambda request: rule
+    def cut(self, cut: Cut) -> None:
+        self.proxy.event_rule = lambda event: cut.events
+        self.proxy.rule = cut.rule
+        if cut.ends_watches:
+            self.proxy.end_watches()
 
     def mend(self) -> None:
         self.proxy.rule = lambda request: None
         self.proxy.event_rule = lambda event: None
 
 
-@pytest.fixture
-def behind(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Behind]:
+@contextlib.contextmanager
+def make_behind(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Behind]:
     install_crd(cluster)
     proxy, port = FaultProxy(cluster.kubeconfig, tmp_path), free_port()
     proxy.start()
     flags = ("--namespace", namespace, "--stable-seconds", "1", "--http-port", str(port))
     operator = OperatorProcess(cluster, tmp_path, *flags, kubeconfig=proxy.own_kubeconfig)
-    yield Behind(operator, proxy, port)
-    operator.stop()
-    proxy.stop()
+    try:
+        yield Behind(operator, proxy, port)
+    finally:
+        operator.stop()
+        proxy.stop()
+
+
+MAKERS["behind"] = make_behind
 
 
 def refuse(status: int) -> Fault:
@@ -66,11 +86,13 @@ def refuse(status: int) -> Fault:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(Fault(Do.DROP_REPLY), id="the network resets what was asked"),
+        pytest.param(Fault(Do.RESET), id="the network resets what was asked"),
+        pytest.param(Fault(Do.DROP_REPLY), id="the network resets what is answered"),
         pytest.param(refuse(401), id="the token has expired"),
         pytest.param(refuse(410), id="what was asked for is compacted"),
     ],
 )
+@together
 def test_an_operator_that_starts_beside_a_fault_sees_all_in_the_end(
     behind: Behind, cluster: Cluster, namespace: str, fault: Fault
 ) -> None:
@@ -93,27 +115,72 @@ def test_an_operator_that_starts_beside_a_fault_sees_all_in_the_end(
     assert "this is a bug" not in behind.operator.log
 
 
-@pytest.mark.long
+def to_all(fault: Fault) -> Rule:
+    return lambda request: fault
+
+
+def to_reads(fault: Fault) -> Rule:
+    """Lists and watches; what asks for one object is answered."""
+    return lambda request: fault if request.verb in ("LIST", "WATCH") else None
+
+
+NO_ANSWER = "the API server has not answered"
+
+
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    "cut",
     [
-        pytest.param(Fault(Do.HANG), "the API server has not answered", id="half-open connections"),
-        pytest.param(refuse(401), "401", id="an expired token"),
+        pytest.param(Cut(to_all(Fault(Do.HANG)), NO_ANSWER), id="half-open connections"),
+        pytest.param(
+            Cut(to_all(Fault(Do.HANG)), NO_ANSWER, ends_watches=False), id="half-open connections of watches too"
+        ),
+        pytest.param(Cut(to_all(refuse(401)), "401"), id="an expired token"),
+        pytest.param(Cut(to_reads(refuse(410)), "410"), id="what is asked for is compacted"),
+        pytest.param(Cut(to_reads(Fault(Do.RESET)), "the watch of "), id="lists and watches are reset"),
+        pytest.param(
+            Cut(lambda request: None, "the watch of ", EventFault(DoEvent.BREAK), ends_watches=False),
+            id="watches are reset at each event",
+        ),
     ],
 )
+@together
 def test_an_operator_that_sees_nothing_says_so_and_recovers(
-    behind: Behind, cluster: Cluster, namespace: str, fault: Fault, told: str
+    behind: Behind, cluster: Cluster, namespace: str, cut: Cut
 ) -> None:
+    """Side by side, since each of them waits for a minute or more."""
     jobs = Jobs(cluster, namespace)
     jobs.create("goes-on", light_spec())
     behind.operator.start()
     before = jobs.await_world("goes-on", 2)
     wait_for(lambda: not behind.find_unready(), "it is ready")
-    behind.cut(fault)
-    behind.proxy.end_watches()
+    behind.cut(cut)
     cluster.kill_pod(namespace, before["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
-    wait_for(lambda: told in behind.find_unready(), "it is no longer ready", 60.0, 0.5)
+    wait_for(lambda: cut.told in behind.find_unready(), "it is no longer ready", 60.0, 0.5)
     behind.mend()
     wait_for(lambda: not behind.find_unready(), "it is ready again", 70.0, 0.5)
     jobs.await_world("goes-on", 2, above=before["rendezvous"]["generation"], timeout=70.0)
     assert "this is a bug" not in behind.operator.log
+
+
+@together
+def test_watches_that_are_open_and_silent_are_made_anew(behind: Behind, cluster: Cluster, namespace: str) -> None:
+    """Their silence lasts, and proves nothing, so the operator is ready; new watches bring what has happened."""
+    jobs = Jobs(cluster, namespace)
+    jobs.create("goes-on", light_spec())
+    behind.operator.start()
+    before = jobs.await_world("goes-on", 2)
+    silent: set[str] = set()
+
+    def silence(event: Event) -> EventFault | None:
+        """The watch of this resource that is open now, from its next event on."""
+        if event.resource in silent:
+            return None
+        silent.add(event.resource)
+        return EventFault(DoEvent.STALL, 3600)
+
+    behind.proxy.event_rule = silence
+    cluster.kill_pod(namespace, before["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
+    wait_for(lambda: not behind.find_unready(), "it is ready")
+    jobs.await_world("goes-on", 2, above=before["rendezvous"]["generation"], timeout=80.0)
+    assert {"pods", "elasticjobs"} <= silent
+    assert not behind.find_unready()
