@@ -23,13 +23,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 AT_ONCE = 12  # see `side_by_side`: nearly all that they do is to wait
 
 
+SILENCE = EventFault(DoEvent.STALL, 3600)
+
+
 @dataclass(frozen=True)
 class Cut:
     """What a network does to requests, and to the watches that are open."""
 
     rule: Rule
     told: str  # why the operator is not ready
-    events: EventFault = EventFault(DoEvent.STALL, 3600)
+    events: EventFault = SILENCE
     ends_watches: bool = True
 
 
@@ -176,7 +179,7 @@ def test_watches_that_are_open_and_silent_are_made_anew(behind: Behind, cluster:
         if event.resource in silent:
             return None
         silent.add(event.resource)
-        return EventFault(DoEvent.STALL, 3600)
+        return SILENCE
 
     behind.proxy.event_rule = silence
     cluster.kill_pod(namespace, before["rendezvous"]["members"][0]["pod"], signal.SIGKILL)

@@ -34,6 +34,8 @@ SERVER_SECONDS = 240  # interval at which a watch is renewed, ± 20 %
 # changed since the API server started, there are no bookmarks either. So the end of a silent watch is not logged.
 IDLE_SECONDS = 65.0
 HEALTHY_SECONDS = 10.0
+BRINGS_SECONDS = 2.0  # a watch that is open for so long has brought what was waiting for it
+ENDED = "it ended at once"
 
 
 def count_failures(before: int, failed: bool, seconds: float) -> int:
@@ -73,7 +75,17 @@ class Watch:
         self._version = ""
         self.synced = asyncio.Event()
         self.forbidden = False
-        self.failing: tuple[float, str] | None = None  # since when (monotonic) it cannot be made, and the last error
+        self._failing: tuple[float, str] | None = None
+        self._opened: float | None = None  # when (monotonic) the one that is open now was answered
+
+    @property
+    def failing(self) -> tuple[float, str] | None:
+        """Since when (monotonic) no watch has brought anything or stayed open, and the last error; None if it is well.
+
+        That it was answered proves nothing: something on the way may break each of them at its first event.
+        """
+        stays = self._opened is not None and time.monotonic() - self._opened >= BRINGS_SECONDS
+        return None if stays else self._failing
 
     async def run(self) -> None:
         """Follow for ever; returns only if access is forbidden and the resource is optional."""
@@ -93,18 +105,18 @@ class Watch:
                 self.forbidden = True
                 self.synced.set()
                 return
-            if error is not None:
-                self.failing = (self.failing[0] if self.failing else time.monotonic(), str(error))
+            self._failing, self._opened = self.failing, None
             if error is not None and error.status:
                 self._version = ""
             failures = count_failures(failures, error is not None, time.monotonic() - began)
             if failures:
+                self._failing = (self._failing[0] if self._failing else time.monotonic(), str(error or ENDED))
                 await self._back_off(error, failures)
 
     async def _back_off(self, error: ApiError | None, failures: int) -> None:
         pause = spread(find_pause(failures, asked=error.retry_after if error is not None else None))
         level = logging.DEBUG if error is None else logging.WARNING if failures > 1 else logging.INFO
-        logger.log(level, "watch of %s: %s; retrying in %.1f s", self.path, error or "it ended at once", pause)
+        logger.log(level, "watch of %s: %s; retrying in %.1f s", self.path, error or ENDED, pause)
         await asyncio.sleep(pause)
 
     async def _list(self) -> str:
@@ -124,6 +136,7 @@ class Watch:
         stream = self._api.stream(self.path, query, IDLE_SECONDS, self._accept, opened=self._note_opened)
         async with contextlib.aclosing(stream) as events:
             async for event in events:
+                self._failing = None
                 if isinstance(event, Unreadable):
                     self._intake.skip(self._kind, event.name, "Unreadable", f"watch of {self.path}: {event.why}")
                     continue
@@ -137,7 +150,7 @@ class Watch:
                 self._version = (item.get("metadata") or {}).get("resourceVersion") or self._version
 
     def _note_opened(self) -> None:
-        self.failing = None
+        self._opened = time.monotonic()
 
     def _enter(self, kind: str, item: Raw) -> None:
         self._intake.take(self._kind, item, lambda: self._apply(kind, item))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,11 @@ async def following(
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody tells it
+        await asyncio.sleep(0.01)
 
 
 def follow(directory: Path, server: Server, count: int, refuse: str = "") -> list[str]:
@@ -198,6 +203,38 @@ def test_a_silent_watch_is_made_again_at_once(
     assert follow(tmp_path, silent, 1) == ["late"]
     assert silent.watched == ["10", "10", "10"] and silent.lists == 1
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("scripts", "is_failing"),
+    [
+        pytest.param([[], [], []], True, id="each ends at once"),
+        pytest.param([[event("a", 11)[:9]], [event("a", 11)[:9]]], True, id="each breaks in its first event"),
+        pytest.param([[], [event("a", 11), b""]], False, id="one has brought something"),
+    ],
+)
+async def test_watches_that_are_answered_and_bring_nothing_are_failing(
+    tmp_path: Path, scripts: list[list[bytes]], is_failing: bool
+) -> None:
+    server = Server(*scripts)
+    async with answering(server.answer, tmp_path) as api:
+        follower = Watch(api, PATH, replace=keep_all, apply=lambda kind, raw: None)
+        task = asyncio.create_task(follower.run())
+        await until(lambda: len(server.watched) == len(scripts) and bool(follower.failing) is is_failing)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_watch_that_stays_open_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "BRINGS_SECONDS", 0.2)
+    server = Server([], [b""])
+    async with answering(server.answer, tmp_path) as api:
+        follower = Watch(api, PATH, replace=keep_all, apply=lambda kind, raw: None)
+        task = asyncio.create_task(follower.run())
+        await until(lambda: follower.failing is not None)
+        await until(lambda: follower.failing is None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
