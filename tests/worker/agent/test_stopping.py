@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 from pathlib import Path
 
 import psutil
@@ -75,6 +77,34 @@ def test_nothing_of_an_old_world_is_left_in_the_next_one(hub: FakeHub, pods: Pod
         kind for kind, pid in left.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
     }
     assert not running, pod.log
+
+
+LINKER = """
+import sys, time
+with open(sys.argv[1], "w", buffering=1) as library:
+    print("the first half, ", end="", file=library, flush=True)
+    time.sleep(1.5)
+    print("the second half", end="", file=library)
+"""
+
+
+@pytest.mark.parametrize("how", ["is killed", "is stopped", "heeds nothing"])
+def test_what_a_compiler_writes_for_an_old_world_is_whole(hub: FakeHub, pods: Pods, tmp_path: Path, how: str) -> None:
+    """What is there is taken for whole: torch.compile builds it once for all ranks, and a linker leaves what it has."""
+    hub.set_size(1)
+    linker = tmp_path / "ld"
+    linker.write_text(f"#!{sys.executable}\n{LINKER}")
+    linker.chmod(0o755)
+    pod = pods.start("pod-0", str(PROGRAMS / "ej_compiles.py"), str(tmp_path), how, launcher="elasticjob-run")
+    library = tmp_path / "library"
+    hub.wait_for(lambda: library.exists() and library.stat().st_size > 0, what="a half is written")
+    if how == "is killed":
+        pod.last_worker().send_signal(signal.SIGKILL)
+    else:
+        hub.order_regroup("pod-0", 1)
+        hub.call(lambda: setattr(hub.world, "over", True))
+    hub.wait_for(lambda: any(tmp_path.glob("*-2")), what="the second world has the library")
+    assert (tmp_path / "trains-2").exists(), pod.log
 
 
 @pytest.mark.parametrize("kind", ["executed", "handler"])
