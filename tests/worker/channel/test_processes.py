@@ -108,3 +108,22 @@ def test_a_tree_is_read() -> None:
         os.kill(forked, signal.SIGKILL)
         assert processes.read(forked) is None or os.waitpid(forked, 0)
         child.terminate()
+
+
+@pytest.mark.parametrize(
+    ("name", "writes"),
+    [
+        *((name, True) for name in ("g++", "cc", "gcc-12", "clang++-17", "cc1plus", "as", "collect2", "ld", "ld.gold")),
+        *((name, True) for name in ("nvcc", "cicc", "ptxas", "x86_64-linux-gn", "hipcc", "ld.lld-17", "lld")),
+        *((name, False) for name in ("python", "sh", "cat", "bash", "ldconfig", "assets", "gccgo-daemon", "sleep")),
+    ],
+)
+def test_compilers_are_known_by_their_names(name: str, writes: bool) -> None:
+    one = Process(30, AGENT, 20, name)
+    assert processes.find_writing([one]) == ([one] if writes else [])
+
+
+def test_what_a_compiler_has_started_writes_too() -> None:
+    driver, shell, below = Process(30, AGENT, 20, "nvcc"), Process(31, 30, 20, "sh"), Process(32, 31, 20, "cat")
+    pool, loader = Process(40, AGENT, 20, "python"), Process(41, 40, 20, "python")
+    assert {one.pid for one in processes.find_writing([loader, below, pool, shell, driver])} == {30, 31, 32}

@@ -62,7 +62,7 @@ def terminate(agent: SimpleElasticAgent | None) -> None:
 
 
 def kill(agent: SimpleElasticAgent | None) -> set[int]:
-    """Send SIGKILL to the process group of every running worker.
+    """Send SIGKILL to the process group of every running worker, but for compilers: see `ForkServer.end_leftovers`.
 
     Returns the pids of those for which that is no failure of their own: who has raised was already exiting.
     """
@@ -72,9 +72,21 @@ def kill(agent: SimpleElasticAgent | None) -> set[int]:
         if process.poll() is None:
             if not _is_whole(raised.get(local_rank, "")):
                 killed.add(process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process.pid)
     return killed
+
+
+def _kill_group(worker: int) -> None:
+    tree = processes.read_tree(worker)
+    writing = {one.pid for one in processes.find_writing(tree.values())}
+    with contextlib.suppress(ProcessLookupError):
+        if not writing:
+            os.killpg(worker, signal.SIGKILL)
+            return
+        os.kill(worker, signal.SIGKILL)
+    for pid in tree.keys() - writing:  # the rest goes as what is left behind
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _find_running(agent: SimpleElasticAgent | None) -> list[Any]:

@@ -9,8 +9,9 @@ are processes that somebody else starts in the container (`kubectl exec`): they 
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from elasticjob import env
 
 PROC = Path("/proc")
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox"})
+# Compilers and what they start, by the names that /proc has for them, of which it keeps 15 characters.
+_COMPILERS = re.compile(
+    r"cc1(plus|obj)?|as|collect2|lto1|lto-wrapper|ld([.-]\w+)?|ld\.lld-\d+|lld(-\d+)?"
+    r"|nvcc|cudafe\+\+|cicc|ptxas|nvlink|fatbinary|hipcc|icp?x|(\S*-)?(g\+\+|gcc|c\+\+|cc|clang(\+\+)?)(-[\d.]+)?|(x86_64|aarch64)-linux\S*"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,14 @@ def find_leftovers(tree: Tree, agent: int, keep: Collection[int], began: int, ch
         and (one.channel == channel or one.image == own.image != 0)
     )
     return [tree[pid] for root in roots for pid in (root.pid, *_find_below(tree, root.pid))]
+
+
+def find_writing(left: Iterable[Process]) -> list[Process]:
+    """The compilers among them, with what is below those: what one writes is whole only when it ends by itself."""
+    tree = {one.pid: one for one in left}
+    roots = [one.pid for one in tree.values() if _COMPILERS.fullmatch(one.name)]
+    found = dict.fromkeys(pid for root in roots for pid in (root, *_find_below(tree, root)))
+    return [tree[pid] for pid in found]
 
 
 def _find_below(tree: Tree, pid: int) -> list[int]:

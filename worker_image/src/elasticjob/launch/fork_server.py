@@ -29,6 +29,7 @@ logger = logging.getLogger("elasticjob")
 ANSWER_SECONDS = 60.0 + 2 * ahead.IMPORT_SECONDS  # an import of torch on a busy machine, then those of the script
 _PR_SET_CHILD_SUBREAPER = 36
 _END_SECONDS = 0.5  # for a leftover process to end
+_COMPILE_SECONDS = 10.0  # for compilers among them
 _KILLS = 3
 _MOST_NAMES = 8
 
@@ -191,12 +192,13 @@ class ForkServer:
     def end_leftovers(self) -> None:
         """End what the last workers have left behind, once all of them have ended.
 
-        It would hold the ports, locks and devices that the next ones need.
+        It would hold the ports, locks and devices that the next ones need. A compiler may end what it writes: a linker
+        that is ended leaves a part of a library, which torch takes for whole as soon as it is there.
         """
         if not self._adopts or self._began is None or any(worker.poll() is None for worker in self._workers.values()):
             return
         numbers = (signal.SIGTERM, *(signal.SIGKILL,) * _KILLS)  # something new may have been started meanwhile
-        told = False
+        told, patience = False, time.monotonic() + _COMPILE_SECONDS
         for number in numbers:
             self.reap()
             left = self._find_leftovers(self._began)
@@ -207,12 +209,14 @@ class ForkServer:
                 more = f" and {len(left) - _MOST_NAMES} more" if len(left) > _MOST_NAMES else ""
                 logger.warning("Ending processes that the last workers have left behind: %s%s", names, more)
                 told = True
-            for one in left:
+            writing = {one.pid for one in processes.find_writing(left)} if time.monotonic() < patience else set()
+            ended = [one.pid for one in left if one.pid not in writing]
+            for pid in ended:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(one.pid, number)
-            deadline = time.monotonic() + _END_SECONDS
-            for one in left:
-                process.await_end(one.pid, max(0.0, deadline - time.monotonic()))
+                    os.kill(pid, number)
+            for pids, until in ((ended, time.monotonic() + _END_SECONDS), (writing, patience)):
+                for pid in pids:
+                    process.await_end(pid, max(0.0, until - time.monotonic()))
         self.reap()
 
     def _find_leftovers(self, began: int) -> list[processes.Process]:
