@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.archive import commands, layout, reading
+from elasticjob.archive import commands, layout, reading, unlinked
 from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object
 from elasticjob.archive.reading import DamagedError
@@ -432,3 +432,22 @@ def test_what_an_agent_sends_now_stays_and_is_no_orphan(storage: Storage) -> Non
     commands.prune(storage, 1, dry_run=False)
     assert name in storage.list(layout.OBJECTS)
     assert find_steps(storage) == [20]
+
+
+def test_a_listing_shows_what_is_left_where_a_file_goes_meanwhile(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent, or another prune, deletes at any moment: an archive that looks empty then has lost its saves."""
+    storage = Storage(f"file://{tmp_path}/store/team/job/uid", access=COMMAND)
+    commands.push(storage, source, 7)
+    going = tmp_path / "store/team/job/uid" / layout.SAVES / "going"
+    going.touch()
+    size_of = unlinked._size_of
+
+    def delete_first(entry: os.DirEntry[str]) -> int:
+        going.unlink(missing_ok=True)
+        return size_of(entry)
+
+    monkeypatch.setattr(unlinked, "_size_of", delete_first)
+    assert len(storage.list(layout.SAVES)) == 1
+    assert [save.step for _, save in reading.find_saves(storage)] == [7]
