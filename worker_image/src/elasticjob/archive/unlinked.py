@@ -35,10 +35,14 @@ class Unlinked:
         """There is none."""
 
     def ls(self, path: str, detail: bool = True) -> list[dict[str, Any]]:
-        """The files of a folder; links and folders in it are left out."""
+        """The files of a folder; links and folders in it are left out, and what goes meanwhile."""
+        found = list[dict[str, Any]]()
         with self._open_folder(self._parts_of(path)) as folder, os.scandir(folder) as entries:
-            found = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-            return [{"name": one.name, "size": _size_of(one), "type": "file"} for one in found]
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        found.append({"name": entry.name, "size": _size_of(entry), "type": "file"})
+        return found
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         with self._open_parent(path) as (folder, name):
