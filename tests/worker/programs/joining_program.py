@@ -10,6 +10,7 @@ import torch.distributed as dist
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState
+from elasticjob.torchcompat import groups
 from worker.programs.saying import say
 
 dist.init_process_group("gloo")
@@ -101,3 +102,4 @@ memory = make_memory(more)
 if RANK == 0:
     more.adapter = torch.nn.Linear(2, 1)
 say("parameters that are added", agree(memory))
+groups.destroy_groups()  # a thread of gloo's that frees its last tensors when the interpreter ends would abort it
