@@ -77,15 +77,18 @@ def test_who_is_announced_in_the_last_step_of_an_epoch_begins_with_the_next_one(
 
 @pytest.mark.usefixtures("backend")
 def test_who_comes_after_a_loss_is_where_the_others_are(tmp_path: Path) -> None:
-    check_losses(tmp_path, "--interruptible")
+    assert "waits for other ranks" not in check_losses(tmp_path, "--interruptible")
 
 
 def test_nor_does_a_loss_outside_of_any_block_part_them(tmp_path: Path) -> None:
-    """On a device, nobody would know that the evaluation is wrong then."""
-    check_losses(tmp_path, "--epoch-steps=1")
+    """On a device, nobody would know that the evaluation is wrong then. The script is told where it is."""
+    said = check_losses(tmp_path, "--epoch-steps=1")
+    line = next(n for n, text in enumerate(Path(PROGRAM).read_text().splitlines(), 1) if "dist.all_reduce" in text)
+    assert f"{PROGRAM}, line {line}, waits for other ranks outside of any block of the session" in said
 
 
-def check_losses(tmp_path: Path, option: str) -> None:
+def check_losses(tmp_path: Path, option: str) -> str:
+    """What the members have said."""
     with FakeHub(size=2, max_size=2) as hub, Pods(tmp_path, hub.url) as pods:
         hub.reconnect_grace = 0.5
         story = Story(hub, pods, Steps(tmp_path / "out"), option)
@@ -96,7 +99,9 @@ def check_losses(tmp_path: Path, option: str) -> None:
             story.start(f"b{number}")
             next(pod for pod in pods.pods.values() if pod.name == f"b{number - 1}").kill()
             world = story.wait_for_epochs(2, world)
+        said = "".join(pod.log for pod in pods.pods.values())
     assert not list(find_mistakes(story.steps.read()))
+    return said
 
 
 @pytest.mark.usefixtures("backend")
