@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
+import elasticjob
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions.advice import Adviser, check_sampler, judge_loader, judge_schedules
+from elasticjob.sessions.advice import Adviser, check_sampler, find_script, judge_loader, judge_schedules
 from worker.gang_helper import PROGRAMS, run_gang
 
 DATA = TensorDataset(torch.ones(8, 1))
@@ -112,3 +114,40 @@ def test_groups_that_are_added(
         adviser.begin(1)
     adviser.close()
     assert ("another parameter group" in caplog.text) is told
+
+
+_OWN = str(Path(elasticjob.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent / "distributed" / "distributed_c10d.py")
+_LOOK = ((f"{_OWN}/sessions/session.py", 9), (f"{_OWN}/torchcompat/waits.py", 9), (_TORCH, 9))
+_START: tuple[tuple[str, int], ...] = (
+    ("<frozen runpy>", 88),
+    (f"{_OWN}/launch/main_module.py", 9),
+    (f"{_OWN}/launch/standby.py", 9),
+)
+_START += ((f"{_OWN}/launcher.py", 9), ("/bin/elasticjob-run", 9))  # the agent from which it was forked
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        pytest.param((*_LOOK, ("/a/train.py", 7), *_START), "/a/train.py, line 7,", id="a script"),
+        pytest.param((*_LOOK, ("/a/train.py", 7)), "/a/train.py, line 7,", id="a script that nobody has started"),
+        pytest.param((*_LOOK, ("/a/b.py", 3), ("/a/train.py", 7), *_START), "/a/b.py, line 3,", id="its function"),
+        pytest.param(
+            (*_LOOK, (f"{Path(contextlib.__file__)}", 81), ("/a/train.py", 7), *_START),
+            "/a/train.py, line 7,",
+            id="through a function of Python's",
+        ),
+        pytest.param(
+            (*_LOOK, (f"{_OWN}/sessions/session.py", 3), ("/a/train.py", 7), *_START), "", id="the session itself"
+        ),
+        pytest.param(
+            (*_LOOK, ("/a/train.py", 7), (f"{_OWN}/sessions/session.py", 3), ("/a/train.py", 9), *_START),
+            "",
+            id="a function that the session calls",
+        ),
+        pytest.param((*_LOOK, (f"{_OWN}/checkpoint/checkpointer.py", 3), ("/a/train.py", 7)), "", id="a Checkpointer"),
+    ],
+)
+def test_who_waits_for_other_ranks(files: Iterable[tuple[str, int]], place: str) -> None:
+    assert find_script(files) == place

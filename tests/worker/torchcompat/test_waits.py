@@ -90,6 +90,9 @@ class Listener:
     def note(self, error: Exception) -> None:
         self.heard.append(str(error))
 
+    def look(self) -> None:
+        pass
+
 
 def fail(*_: Any, **__: Any) -> None:
     raise RuntimeError("Connection closed by peer")
@@ -103,7 +106,7 @@ def test_the_error_of_a_backward_pass_is_told(names: tuple[str, ...], monkeypatc
     monkeypatch.setattr(torch.autograd, "backward", fail)
     monkeypatch.setattr(find(waits._CLASS), "wait", find(waits._WAIT))
     listener = Listener()
-    waits.tell(listener.note)
+    waits.tell(listener.note, listener.look)
     with pytest.raises(RuntimeError):
         torch.ones(1, requires_grad=True).backward()  # type: ignore[no-untyped-call]
     assert listener.heard == ["Connection closed by peer"]

@@ -5,8 +5,14 @@ None of this is an error. A script that does it trains, but not what its author 
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +22,10 @@ from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import ConfigurationError
 
 logger = logging.getLogger("elasticjob")
+
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_LAUNCH = f"{_OWN}launch{os.sep}"  # which calls a script, in a process that was forked from the agent
+_LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen")
 
 
 def judge_loader(loader: Any, sampler: Any) -> str:
@@ -134,6 +144,39 @@ def judge_left(error: str) -> str:
     )
 
 
+def judge_wait(place: str) -> str:
+    """What is wrong with a script that waits for other ranks in this line, outside of any block."""
+    return (
+        f"{place} waits for other ranks outside of any block of the session. A member that is lost meanwhile raises an"
+        " error there, which ends this process and the memory that it keeps. Put it into `with session.step()`, or into"
+        " `with session.interruptible()`, which ends with the world."
+    )
+
+
+def find_script(files: Iterable[tuple[str, int]]) -> str:
+    """The file and line of the script that waits for other ranks; "" if it is not the script that does. Pure.
+
+    `files`: where each function that is called at present is, the innermost first. What the session and a Checkpointer
+    ask other ranks for by themselves, also in `on_world`, survives a loss.
+    """
+    place = ""
+    for file, line in itertools.dropwhile(lambda one: one[0].startswith(_OWN), files):
+        if file.startswith(_LAUNCH):
+            break
+        if file.startswith(_OWN):
+            return ""
+        if not place and not file.startswith(_LIBRARIES):
+            place = f"{file}, line {line},"
+    return place
+
+
+def _list_calls() -> Iterator[tuple[str, int]]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
 class Adviser:
     """Looks at what the script of one session does."""
 
@@ -157,6 +200,7 @@ class Adviser:
         }
         self._knows, self._is_reduced, self._is_first, self._read_groups = knows, is_reduced, is_first, read_groups
         self._known = {name: len(found) for name, found in read_groups().items()}
+        self._thread = threading.get_ident()  # of the script
         self._inside = False
         self._counts: Mapping[str, int] = {}  # of the schedulers after the last block
         self._world: object = None  # in which that was
@@ -184,6 +228,12 @@ class Adviser:
         """A step ends without an optimizer."""
         if "gradients" not in self._told:
             self._tell("gradients", judge_gradients(optimizers))
+
+    def look_at_wait(self) -> None:
+        """Somebody begins to wait for other ranks outside of any block."""
+        if "wait" not in self._told and threading.get_ident() == self._thread:
+            place = find_script(_list_calls())
+            self._tell("wait", judge_wait(place) if place else "")
 
     def note_left(self, error: str) -> None:
         """An exception has ended a block, on this rank at least, and the script goes on."""

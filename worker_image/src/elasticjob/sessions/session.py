@@ -197,7 +197,7 @@ class Session:
         self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
             late_groups.allow_repeats(lasting)
-            waits.tell(self._note)
+            waits.tell(self._note, self._look_at_wait)
             self._forget_strangers = optimizers.hook_all(self._begin_stranger, self._end_stranger)
             if self._is_replicated:
                 self.model.watch(self._begin_pass, self._survive_pass)
@@ -695,6 +695,11 @@ class Session:
             self._block.failure = error
         elif self._fence.is_open and self._worlds.is_failure(error):
             self._fence.note_failure(error)
+
+    def _look_at_wait(self) -> None:
+        """Somebody begins to wait for a collective."""
+        if self._block is None and not self._fence.is_open and not self._closed:
+            self._adviser.look_at_wait()
 
     def _make_fence(self, groups: ProcessGroups) -> Fence:
         if not self._worlds.can_change:  # nobody could repeat a step

@@ -35,6 +35,7 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 1.0  # most collectives end by themselves when their connections do, and with a better message
 
 Note = Callable[[Exception], None]
+Look = Callable[[], None]
 
 
 class World:
@@ -60,6 +61,7 @@ _here = _Here()
 _world: World | None = None
 _kept: list[tuple[World, list[Any]]] = []  # worlds that were left stuck, and their groups
 _note: weakref.WeakMethod[Note] | None = None
+_look: weakref.WeakMethod[Look] | None = None
 _begun = 0
 _is_installed = False
 
@@ -81,11 +83,14 @@ def in_group(group: Any) -> Iterator[None]:
         _here.is_gloo = before
 
 
-def tell(note: Note) -> None:
-    """From now on, call this method with each error of a model's pass or of a collective of gloo's."""
-    global _note  # noqa: PLW0603
+def tell(note: Note, look: Look) -> None:
+    """From now on, call `note` with each error of a model's pass or of a collective of gloo's.
+
+    And `look` where somebody begins to wait for a collective. Both are methods.
+    """
+    global _note, _look
     _install()
-    _note = weakref.WeakMethod(note)
+    _note, _look = weakref.WeakMethod(note), weakref.WeakMethod(look)
 
 
 def keep(world: World, stuck: list[Any]) -> None:
@@ -153,6 +158,8 @@ def counting(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*given: Any, **more: Any) -> Any:
         global _begun  # noqa: PLW0603
         _begun += 1
+        if _look is not None and (look := _look()) is not None:
+            look()
         return function(*given, **more)
 
     return call
