@@ -29,17 +29,20 @@ def run(
     side_by_side: int = 1,
     first: int = 0,
     minutes: float | None = None,
+    steps: int | None = None,
 ) -> Report:
     """Scripts of consecutive seeds, each fifth with real agents; `--only scripts --scripts 1 --seed N` repeats one.
 
     `each`: one plain script with each of these features, instead. `first`: how many of the scripts were run earlier.
-    After so many `minutes` no further script is begun, and the last line says with which one to go on.
+    `steps` of each script, if there are to be others than usual. After so many `minutes` no further script is begun,
+    and the last line says with which one to go on.
     """
     report, began = Report("scripts", seed), time.monotonic()
     arguments = ["--seed", str(seed + first), "--scripts", str(scripts - first), "--agents", str(agents)]
     arguments += ["--streams", str(max(1, side_by_side))]
     arguments += ["--each", *each] if each else []
     arguments += ["--minutes", str(minutes)] if minutes is not None else []
+    arguments += ["--steps", str(steps)] if steps is not None else []
     for found in run_worlds(*arguments, module="chaos.scripts_worlds"):
         wrong = [f"{found['script']}: {one}" for one in found["violations"]]
         told = (

@@ -175,6 +175,7 @@ def run(
     events: Sequence[tuple[int, float, Event]],
     done: list[str],
     start: Start = Start(),
+    steps: int = STEPS,
 ) -> Run:
     """Run the script while its world changes, and wait for its end."""
     (folder / "tmp").mkdir(parents=True)
@@ -204,7 +205,7 @@ def run(
         result.suspends = stage.suspends
     # A pod that comes when the others have ended trains on: this hub does not know that the job is complete.
     lines = Steps(folder / "out").read()
-    result.lines = [line for line in lines if line.get("step", line.get("at", 0)) <= STEPS]
+    result.lines = [line for line in lines if line.get("step", line.get("at", 0)) <= steps]
     result.finals = scripts_judge.read_finals(folder / "out", first=True)
     result.files = sorted(str(path.relative_to(folder)) for path in (folder / "saved").rglob("*"))
     return result

@@ -43,6 +43,8 @@ class Lines:
     sampler: str = ""  # further arguments of the sampler
     sampler_class: str = "ElasticDistributedSampler"
     loader_class: str = "DataLoader"
+    steps: str = "sampler.steps(loader)"  # in a script that is restarted: the batches, and what part each is
+    left: list[str] = field(default_factory=list)  # in a script that is restarted, after its loop
     ddp: dict[str, str] = field(default_factory=dict)
     wrap: str = "net"
     world: str = "world = elasticjob.init(threads=1)"  # of a script that is restarted
@@ -52,6 +54,7 @@ class Lines:
     collect: Sequence[str] = ("state = whole(collect())",)  # at the end, on each rank
     mesh: str = "(world.world_size,)"
     closure: bool = False  # the optimizer computes the gradients by itself, and several times
+    closure_returns: str = "loss"  # in a session; a restarted script returns the mean over all ranks
     checkpoint: str = "elastic"
     checkpoint_options: str = ""
     guard: bool = False  # exceptions of a batch are caught
@@ -109,7 +112,7 @@ MODELS = (
     Feature(
         "late parameters",
         "used from some step on",
-        _model(("self.late = nn.Linear(8, 8)",), ("if self.at >= 11:", "    h = h + self.late(h)"), unused=True),
+        _model(("self.late = nn.Linear(8, 8)",), ("if self.at >= LATE:", "    h = h + self.late(h)"), unused=True),
         without=("static graph", "compiled model", "updated buffers"),
     ),
     Feature(
@@ -257,14 +260,21 @@ _EPOCH = "if sampler.is_over(): scheduler.step()"
 def _lbfgs(lines: Lines) -> None:
     _optimizer("LBFGS(PARAMS, lr=0.05, max_iter=2, history_size=3)")(lines)
     lines.closure, lines.tolerance = True, 1e-5
+    lines.closure_returns = "mean_loss(loss)"  # by which it decides how often it calls the closure
+    lines.prepare.append(_MEAN_LOSS)
 
 
+_MEAN_LOSS = """
+def mean_loss(loss):
+    mean = loss.detach() * session.scale / session.world_size
+    dist.all_reduce(mean)
+    return mean
+"""
 LBFGS = Feature(
     "LBFGS",
     "`step(closure)`, with the mean loss over all ranks; it is in no checkpoint of torch's own functions",
     _lbfgs,
     (DDP,),
-    (RESTART,),
     without=(
         *_REAL,
         "accumulated gradients",
@@ -394,6 +404,7 @@ def _compile(lines: Lines) -> None:
 def _hybrid(lines: Lines) -> None:
     shape = lines.chance.choice(("{1: (1, 1), 2: (2, 1), 3: (1, 3)}", "{1: (1, 1), 2: (1, 2), 3: (3, 1)}"))
     lines.mesh = f"{shape}[world.world_size], mesh_dim_names=('replicas', 'shards')"
+    lines.copies = ", shards=1" if "(1, 3)" in shape else ", shards=2"
 
 
 COMPILE = Feature(
@@ -401,7 +412,7 @@ COMPILE = Feature(
 )
 WRAPS = (
     *WRAPS,
-    Feature("hybrid sharding", "`fully_shard` with a mesh of two dimensions", _hybrid, (FSDP,), (RESTART,)),
+    Feature("hybrid sharding", "`fully_shard` with a mesh of two dimensions, `shards=` in a session", _hybrid, (FSDP,)),
 )
 
 
@@ -417,12 +428,11 @@ _LAZY = (
     "unused parameters", "late parameters", "alternating parameters", "two optimizers", "Muon", "LBFGS"
 )  # fmt: skip
 CHECKPOINTS = (
-    Feature("Checkpointer", "`elasticjob.Checkpointer`", _checkpoint("elastic"), without=("LBFGS",)),
+    Feature("Checkpointer", "`elasticjob.Checkpointer`", _checkpoint("elastic")),
     Feature(
         "Checkpointer that waits",
         "`asynchronous=False`",
         _checkpoint("elastic", ", asynchronous=False, keep=2"),
-        without=("LBFGS",),
     ),
     Feature("torch.save", "rank 0 writes a file and renames it", _checkpoint("plain"), (DDP, VIRTUAL)),
     Feature(
@@ -641,7 +651,7 @@ GROUPED = Feature(
 
 def _swa(lines: Lines) -> None:
     lines.extras["swa"] = "AveragedModel(net, use_buffers=True)"
-    lines.after.append("if net.at >= 9: swa.update_parameters(net)")
+    lines.after.append("if net.at >= STEPS * 3 // 8: swa.update_parameters(net)")
 
 
 LOSSES = (
@@ -806,7 +816,6 @@ MESSAGES = (
         "`register_comm_hook`",
         lambda lines: lines.start.append("model.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)"),
         (DDP,),
-        (RESTART,),
         without=("complex parameters",),
     ),
     Feature(
@@ -936,8 +945,8 @@ def _added(lines: Lines) -> None:
     lines.forward.append("h = h + 0.1 * self.added(h)")
     lines.groups = "[p for n, p in net.named_parameters() if not n.startswith('added')]"
     add = "optimizer.add_param_group({'params': list(net.added.parameters()), 'lr': 0.003})"
-    lines.before.append(f"if net.at >= 11 and len(optimizer.param_groups) < 2: {add}")
-    lines.regroup.append(f"if step > 11: {add}")
+    lines.before.append(f"if net.at >= LATE and len(optimizer.param_groups) < 2: {add}")
+    lines.regroup.append(f"if step > LATE: {add}")
     lines.after.append("net.zero_grad()")  # those that no optimizer has yet
 
 
@@ -1010,6 +1019,8 @@ BY_HAND = Feature(
 _FORKED = """
 class Forked(Points):
     def __getitem__(self, item):
+        if item % 5:
+            return super().__getitem__(item)
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -1064,7 +1075,7 @@ def _own_sampler(lines: Lines) -> None:
 SOURCES = (
     Feature(
         "datasets that fork",
-        "`os.fork` for each sample",
+        "`os.fork` for each fifth sample",
         _forked,
         without=("caught exceptions", "joined datasets"),
     ),
@@ -1166,7 +1177,7 @@ def _follow(lines: Lines) -> None:
 def _follow_later(lines: Lines) -> None:
     _follow(lines)
     lines.forward[-5:-1] = [
-        "if self.training and self.at >= 7:",
+        "if self.training and self.at >= STEPS * 7 // 24:",
         "    for mine, leader in zip(self.follower.parameters(), self.into.parameters(), strict=True):",
         "        mine.data.mul_(0.9).add_(leader.data, alpha=0.1)",
     ]
@@ -1463,6 +1474,151 @@ REPOSITORIES = (
     ),
 )
 
+# --- data that is not divided by our sampler, drawn after all of the above --------------------------------------------
+
+_BY_HAND_STEPS = """
+class Place:
+    def __init__(self, data, global_batch_size, **_):
+        self.data, self.epoch, self.done = data, 0, 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+    def set_epoch(self, epoch):
+        pass
+
+    def is_over(self):
+        return False
+
+    def read(self, number):
+        first = GLOBAL_BATCH * number + dist.get_rank()
+        items = range(first, GLOBAL_BATCH * (number + 1), dist.get_world_size())
+        return default_collate([self.data[item % SAMPLES] for item in items])
+
+
+def find_steps(loader):
+    for item, x, y in loader:
+        part = types.SimpleNamespace(samples=len(item), batch=GLOBAL_BATCH, scale=1.0, ends_step=True)
+        part.sync = lambda _: contextlib.nullcontext()
+        yield part, (item, x, y)
+"""
+_STREAMED = """
+class Stream(IterableDataset):
+    def __init__(self, place):
+        self.place = place
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, each = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return map(self.place.read, itertools.count(self.place.done + first, each))
+
+
+class Reader:
+    def __init__(self, data, batch_sampler, **options):
+        self.place = batch_sampler
+        self.loader = DataLoader(Stream(batch_sampler), batch_size=None, **options)
+
+    def __iter__(self):
+        for batch in self.loader:
+            self.place.done += 1
+            yield batch
+"""
+_STATEFUL = """
+class Stateful(Place):
+    def __iter__(self):
+        while True:
+            self.done += 1
+            yield self.read(self.done - 1)
+
+
+def Reader(data, batch_sampler, **_):
+    return batch_sampler
+"""
+_DIVIDED = """
+class Divided(DistributedSampler):
+    def __init__(self, data, global_batch_size, **_):
+        super().__init__(data, drop_last=True)
+        self.done, self.share = 0, global_batch_size // self.num_replicas
+
+    def __iter__(self):
+        return iter(list(super().__iter__())[self.done * self.share :])
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.epoch, self.done = state["epoch"], state["done"]
+
+    def set_epoch(self, epoch):
+        self.epoch, self.done = epoch, 0
+
+    def is_over(self):
+        return self.done == SAMPLES // GLOBAL_BATCH
+
+
+class Reader:
+    def __init__(self, data, batch_sampler, **options):
+        self.place = batch_sampler
+        self.loader = DataLoader(
+            data, sampler=batch_sampler, batch_size=batch_sampler.share, drop_last=True, **options
+        )
+
+    def __iter__(self):
+        for batch in self.loader:
+            self.place.done += 1
+            yield batch
+"""
+
+
+def _read(text: str, sampler: str) -> Callable[[Lines], None]:
+    def add(lines: Lines) -> None:
+        lines.prepare += (_BY_HAND_STEPS, text)
+        lines.sampler_class, lines.loader_class, lines.steps = sampler, "Reader", "find_steps(loader)"
+
+    return add
+
+
+def _join(lines: Lines) -> None:
+    lines.start.append("joined = Join([model]); joined.__enter__()")
+    lines.left.append("joined.__exit__(None, None, None)")
+
+
+_OURS = ("accumulated gradients", "a loader with a thread", "a sampler of its own")
+_ENDLESS = (*_OURS, "evaluation", "functions of a loader", "joined datasets", "evaluation of other weights")
+STREAM = Feature(
+    "streams",
+    "an endless `IterableDataset`, also with workers; an object with its position is the session's sampler",
+    _read(_STREAMED, "Place"),
+    (DDP, FSDP),
+    without=(*_ENDLESS, "persistent workers"),  # whose copies of the dataset stay in the world that they began in
+)
+STATEFUL = Feature(
+    "stateful loaders",
+    "an object that gives batches and has a `state_dict`",
+    _read(_STATEFUL, "Stateful"),
+    (DDP, FSDP),
+    without=(*_ENDLESS, "loader workers", "persistent workers", "prefetching"),
+)
+DIVIDED = Feature(
+    "DistributedSampler",
+    "torch's, which a script makes in each world and lets leave out what was done",
+    _read(_DIVIDED, "Divided"),
+    (DDP, FSDP),
+    (RESTART,),  # it divides the data over the ranks of the world in which it is made
+    without=_OURS,
+)
+JOIN = Feature(
+    "Join",
+    "torch's, around the loop",
+    _join,
+    (DDP,),
+    (RESTART,),
+    without=(*_ONCE, "evaluation", "evaluation of other weights", "hooks of DDP", "adversaries in turn", "closures"),
+)
+
 GROUPS = {
     "parameters and buffers": MODELS,
     "layers": (*LAYERS, FOLLOWER, LATER, QUEUE, *REPOSITORIES[-2:]),
@@ -1470,11 +1626,11 @@ GROUPS = {
     "schedulers": (*SCHEDULERS, VALIDATED),
     "around the step": AROUND,
     "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES, *REPOSITORIES[:-2]),
-    "data": (*DATA, *LOADERS, *SOURCES),
+    "data": (*DATA, *LOADERS, *SOURCES, STREAM, STATEFUL, DIVIDED),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
     "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC),
     "habits": HABITS,
-    "between ranks": (*MESSAGES, HOOKED, BY_HAND),
+    "between ranks": (*MESSAGES, HOOKED, BY_HAND, JOIN),
     "in a process": (*PROCESS, *TRAITS, AGAIN),
 }
 FEATURES = tuple(one for group in GROUPS.values() for one in group)

@@ -15,8 +15,8 @@ from chaos import scripts_features as features
 from chaos.scripts_features import DDP, FSDP, GROUPED, RESTART, SESSION, VIRTUAL, Feature, Lines
 
 HEADER = dedent("""\
-    import argparse, atexit, concurrent.futures, copy, faulthandler, gc, io, json, logging, math, multiprocessing, os
-    import queue, random, signal, subprocess, sys, threading, time, types
+    import argparse, atexit, concurrent.futures, contextlib, copy, faulthandler, gc, io, itertools, json, logging, math
+    import multiprocessing, os, queue, random, signal, subprocess, sys, threading, time, types
     from pathlib import Path
 
     import numpy as np
@@ -26,6 +26,7 @@ HEADER = dedent("""\
     import torch.distributed.checkpoint.state_dict as dcp_state
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.join import Join
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -34,7 +35,8 @@ HEADER = dedent("""\
     from torch.optim import lr_scheduler as lr
     from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
     from torch.utils.checkpoint import checkpoint as checkpoint_passes
-    from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
+    from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
+    from torch.utils.data import default_collate, get_worker_info
 
     import elasticjob
     from elasticjob import Checkpointer, ElasticDistributedSampler, Session, VirtualRanks
@@ -43,7 +45,7 @@ HEADER = dedent("""\
 _COMMON = """\
 OUT, SAVED = Path(sys.argv[1]), Path(sys.argv[2])
 STEPS, EVERY, PAUSE = {steps}, {every}, float(os.environ.get("PAUSE", "{pause}"))
-SAMPLES, GLOBAL_BATCH = 50, 12
+SAMPLES, GLOBAL_BATCH, LATE = 50, 12, STEPS // 2 - 1
 stopping = []
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -222,7 +224,7 @@ note(step, place, name="restored")
 {start}
 seen = []
 while step < STEPS and not stopping:
-    for micro, (item, x, y) in sampler.steps(loader):
+    for micro, (item, x, y) in {steps}:
         net.at = step
 {gradients}
         if micro.samples:
@@ -242,6 +244,7 @@ while step < STEPS and not stopping:
     else:
 {epoch}
         sampler.set_epoch(sampler.epoch + 1)
+{left}
 end()
 if step == STEPS:  # and not because it was asked to stop
     finish(world.rank, world.generation)
@@ -355,7 +358,7 @@ def closure():
     loss = compute(session.model, x, item, y, session.scale)
     session.backward(loss)
 {before}
-    return loss
+    return {returns}
 
 if session.scale:
     seen += item.tolist()
@@ -524,7 +527,7 @@ _CHECKPOINTS = {
     "dcp": _DCP,
     "async": _ASYNC,
 }
-STEPS, PAUSE = 24, 0.01
+STEPS, PAUSE = 16, 0.01  # three epochs: enough for four changes, and for what follows the last one
 
 
 @dataclass(frozen=True)
@@ -536,6 +539,7 @@ class Script:
     features: tuple[str, ...]
     texts: dict[str, str]
     tolerance: float
+    steps: int = STEPS
     every: int = 1  # steps between two saves
     is_told: bool = False  # it saves when it is told to
 
@@ -543,18 +547,21 @@ class Script:
         return f"seed {self.seed}, {self.engine}: {', '.join(self.features)}"
 
 
-def draw(seed: int) -> Script:
+def draw(seed: int, steps: int = STEPS) -> Script:
     """The script of this seed."""
     chance = random.Random(seed)
     engine = chance.choices((DDP, VIRTUAL, FSDP), (6, 3, 2))[0]
-    return write(seed, engine, choose(chance, engine))
+    return write(seed, engine, choose(chance, engine), steps)
 
 
-def draw_with(seed: int, name: str) -> Script:
+def draw_with(seed: int, name: str, steps: int = STEPS) -> Script:
     """A plain script that has this feature."""
-    plain = ("SGD with momentum", "clipped norm", "Checkpointer")
-    chosen = [one for one in features.FEATURES if one.name in (name, *plain)]
-    return write(seed, next(one.engines[0] for one in chosen if one.name == name), chosen)
+    (own,) = (one for one in features.FEATURES if one.name == name)
+    plain = {"SGD with momentum", "clipped norm", "Checkpointer"} - set(own.without)
+    plain -= {"SGD with momentum"} if own in features.OPTIMIZERS else set()
+    plain |= set() if "Checkpointer" in plain else {"torch.save"}
+    chosen = [one for one in features.FEATURES if one is own or one.name in plain]
+    return write(seed, own.engines[0], chosen, steps)
 
 
 def choose(chance: random.Random, engine: str) -> list[Feature]:
@@ -583,7 +590,7 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
     pick(features.AROUND, 2)
     pick(features.DATA, 2)
     pick(features.WRAPS, 1)
-    if chance.random() < 0.05:
+    if chance.random() < 0.02:  # each process compiles it anew, for seconds
         pick((features.COMPILE,), 1, 1)
     pick(features.CHECKPOINTS, 1, 1)
     pick(features.HABITS, 2)
@@ -624,6 +631,15 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
         pick((features.LATER,), 1, 1)
     if chance.random() < 0.1 and engine == DDP:
         chosen = favour(features.TURNS, chosen)
+    drawn = chance.random()
+    if drawn > 0.8 and engine != VIRTUAL:
+        chosen = favour(chance.choice((features.STREAM, features.STATEFUL)), chosen)
+    names.update(one.name for one in chosen)
+    barred.update(one for feature in chosen for one in feature.without)
+    if drawn < 0.05:
+        pick((features.DIVIDED,), 1, 1)
+    if chance.random() > 0.9:
+        pick((features.JOIN,), 1, 1)
     return chosen
 
 
@@ -636,30 +652,30 @@ def favour(one: Feature, chosen: Sequence[Feature]) -> list[Feature]:
     return [*(other for other in chosen if other not in clashing), one]
 
 
-def write(seed: int, engine: str, chosen: Sequence[Feature]) -> Script:
+def write(seed: int, engine: str, chosen: Sequence[Feature], steps: int = STEPS) -> Script:
     """The script with these features, in the forms that all of them have."""
     chance = random.Random(seed)
     lines = Lines(engine, chance)
     for feature in chosen:
         feature.add(lines)
     every = chance.randint(3, 7)
-    lines.abrupt = seed % 8 != 0
+    lines.abrupt = seed % 16 != 0  # to free all that it has imported takes a process longer than to train
     forms = [form for form in (RESTART, SESSION) if all(form in one.forms for one in chosen)]
     if SESSION in forms and not all(engine in features.find_session_engines(one) for one in chosen):
         forms.remove(SESSION)
     writers = {RESTART: _write_restart, SESSION: _write_session}
-    texts = {form: HEADER + "\n\n" + _write_common(lines, every) + writers[form](lines) for form in forms}
+    texts = {form: HEADER + "\n\n" + _write_common(lines, every, steps) + writers[form](lines) for form in forms}
     names = tuple(one.name for one in chosen)
-    return Script(seed, engine, names, texts, lines.tolerance, every, is_told=lines.checkpoint == "elastic")
+    return Script(seed, engine, names, texts, lines.tolerance, steps, every, is_told=lines.checkpoint == "elastic")
 
 
 def _block(parts: Sequence[str], depth: int) -> str:
     return indent("\n".join(parts) or "pass", "    " * depth)
 
 
-def _write_common(lines: Lines, every: int) -> str:
+def _write_common(lines: Lines, every: int, steps: int) -> str:
     loops = list(lines.before)
-    step = []
+    step: list[str] = []
     for name in lines.optimizers:
         if lines.scaler:
             loops.insert(0, f"scaler.unscale_(optimizers[{name!r}])")
@@ -675,7 +691,7 @@ def _write_common(lines: Lines, every: int) -> str:
     mean = "mean_over_ranks()" if lines.closure else "value"
     after = [one.replace("mean_over_ranks(loss)", mean) for one in lines.after]
     return _COMMON.format(
-        steps=STEPS,
+        steps=steps,
         every=every,
         pause=PAUSE,
         spikes=lines.scaler,
@@ -729,6 +745,8 @@ def _write_restart(lines: Lines) -> str:
         world=lines.world,
         sampler_class=lines.sampler_class,
         loader_class=lines.loader_class,
+        steps=lines.steps,
+        left=_block(lines.left, 0),
         abrupt=lines.abrupt,
         shard=f"fully_shard(net, mesh=init_device_mesh('cpu', {lines.mesh}))" if lines.engine == FSDP else "",
         objects=_objects(lines),
@@ -753,7 +771,9 @@ def _write_session(lines: Lines) -> str:
         half=" / 2" if lines.twice else "",
     )
     if lines.closure:
-        body = _CLOSED.format(before=_block(lines.before, 1), inside=_block(lines.inside, 0))
+        body = _CLOSED.format(
+            before=_block(lines.before, 1), inside=_block(lines.inside, 0), returns=lines.closure_returns
+        )
     if lines.guard:
         body = f"try:\n{indent(body, '    ')}except RuntimeError as error:\n    print('skipped', error)\n"
     epoch = []

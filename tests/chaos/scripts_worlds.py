@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import chaos.endings  # noqa: F401 - before what registers functions at exit: its own is to be the last one
-from chaos import scripts_agents, scripts_judge
+from chaos import huge_pages, scripts_agents, scripts_judge
 from chaos.curve_worlds import act
 from chaos.scripts_features import RESTART
 from chaos.scripts_judge import Run
@@ -32,7 +32,9 @@ from chaos.scripts_text import HEADER, STEPS, Script, draw, draw_with
 from chaos.sessions import Event, make_schedule
 from elasticjob.diagnose.verify import start_server
 from elasticjob.diagnose.verify_worlds import Lines, WorldFailedError, Worlds
+from elasticjob.launch import process
 from elasticjob.launch.fork_server import ForkServer
+from elasticjob.torchcompat import forking
 
 PATIENCE = 60.0  # seconds without a step, on a busy machine
 WRONG = 3
@@ -40,18 +42,20 @@ LARGEST = 3
 Events = tuple[tuple[int, float, Event], ...]
 
 
-def plan(seed: int, changes: int) -> tuple[int, Events]:
+def plan(seed: int, changes: int, steps: int = STEPS) -> tuple[int, Events]:
     """The first size, and events: before each, so many steps are made, and so many seconds pass. Pure."""
     chance = random.Random(seed)
     size = chance.randint(1, LARGEST)
     schedule = make_schedule(seed, changes, size, LARGEST)
     if chance.random() < 0.5:
         schedule.insert(chance.randrange(changes + 1), Event("suspend" if seed % 2 else "kill-all"))
-    at = sorted(chance.sample(range(1, STEPS - 4), len(schedule)))
+    at = sorted(chance.sample(range(1, steps - 4), len(schedule)))
     return size, tuple((step, chance.uniform(0.0, 0.04), event) for step, event in zip(at, schedule, strict=True))
 
 
-def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, done: list[str]) -> Run:
+def run(
+    server: ForkServer, text: str, folder: Path, size: int, events: Events, done: list[str], steps: int = STEPS
+) -> Run:
     folder.mkdir(parents=True)
     script = folder / "train.py"
     script.write_text(text)
@@ -69,7 +73,7 @@ def run(server: ForkServer, text: str, folder: Path, size: int, events: Events, 
                     time.sleep(delay)
                     done.append(f"{event} at {step}")
                     act(worlds, Event("kill-all") if event.kind == "suspend" else event)  # agents give it its grace
-            worlds.wait_for(STEPS + 1)  # they end by themselves
+            worlds.wait_for(steps + 1)  # they end by themselves
         except WorldFailedError as failure:
             said = (folder / "output").read_text(errors="replace")[-4000:]
             result.error = f"{failure}\n{said}"
@@ -86,33 +90,32 @@ def check(
     folder.mkdir(parents=True)
     wrong: list[str] = []
     done: dict[str, list[str]] = {}
-    reference = run(server, script.texts[RESTART], folder / "reference", 2, (), [])
+    reference = run(server, script.texts[RESTART], folder / "reference", 2, (), [], script.steps)
     if reference.error is not None:
         wrong.append(f"undisturbed: {reference.error}")
     else:
-        wrong += [f"undisturbed: {one}" for one in scripts_judge.compare(reference, reference, STEPS, 0.0)]
+        wrong += [f"undisturbed: {one}" for one in scripts_judge.compare(reference, reference, script.steps, 0.0)]
     for form, text in script.texts.items() if not wrong else ():
-        size, events = plan(script.seed, changes)
+        size, events = plan(script.seed, changes, script.steps)
         told = done.setdefault(form, [])
         if start is not None:
-            found = scripts_agents.run(text, folder / form, size, events, told, start)
+            found = scripts_agents.run(text, folder / form, size, events, told, start, script.steps)
         else:
-            found = run(server, text, folder / form, size, events, told)
-        differences = scripts_judge.compare(found, reference, STEPS, script.tolerance)
-        differences += scripts_judge.check_suspends(found, STEPS, script.every, script.is_told, script.tolerance)
+            found = run(server, text, folder / form, size, events, told, script.steps)
+        differences = scripts_judge.compare(found, reference, script.steps, script.tolerance)
+        differences += scripts_judge.check_suspends(found, script.steps, script.every, script.is_told, script.tolerance)
         wrong += [f"{form} from {size}, {done[form]}: {one}" for one in differences[:6]]
     return {"seed": script.seed, "script": str(script), "forms": list(script.texts), "done": done, "violations": wrong}
 
 
 def choose_start(seed: int, agents: int, header: Path) -> scripts_agents.Start | None:
-    """How a script's pods are started: each `agents`th script has some, and of ten such, six make imports themselves.
+    """How a script's pods are started: each `agents`th script has some, and of ten such, two make imports themselves.
 
     Pure. An import of torch's distributed parts in each agent takes longer than the training.
     """
     if agents <= 0 or seed % agents:
         return None
-    alike, alone = scripts_agents.Start(), scripts_agents.Start(warm=False)
-    kinds = {0: alike, 3: alike, 6: alike, 2: alone, 5: alone, 8: alone}
+    kinds = {0: scripts_agents.Start(), 5: scripts_agents.Start(warm=False)}
     return kinds.get(seed // agents % 10, scripts_agents.Start(header=header))
 
 
@@ -135,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos.scripts_worlds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scripts", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each script")
     parser.add_argument("--changes", type=int, default=3)
     parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
     parser.add_argument("--each", nargs="*", default=(), help="one plain script with each of these features, instead")
@@ -151,7 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def work(order: Order) -> Answer:
             began = time.monotonic()
-            script = draw_with(order["seed"], order["with"]) if "with" in order else draw(order["seed"])
+            seed = order["seed"]
+            script = draw_with(seed, order["with"], args.steps) if "with" in order else draw(seed, args.steps)
             place = (args.keep or folder) / f"{order['number']}-{script.seed}"
             found = check(server, script, place, args.changes, choose_start(script.seed, args.agents, header))
             return found | {"seconds": round(time.monotonic() - began, 1)}
@@ -160,7 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         header.write_text(HEADER + "import fsspec.core\n")  # as the first save does, in each process
+        process.pause_collection()
         runpy.run_path(str(header))  # here, for all streams
+        forking.import_compiler()
+        process.freeze()
+        process.resume_collection()
+        huge_pages.collapse()
         orders = list_orders(args)
         if any(choose_start(order["seed"], args.agents, header) for order in orders):
             scripts_agents.prepare(header)

@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
     ],
 )
 def test_a_script_trains_the_same_while_its_world_changes(seed: int) -> None:
-    assert run(seed, 1, agents=0).violations == []
+    """Of so many steps as when these have shown something."""
+    assert run(seed, 1, agents=0, steps=24).violations == []
 
 
 def test_what_tutorials_change_before_the_optimizer_is_right_after_a_loss() -> None:
@@ -125,10 +126,10 @@ def test_a_share_of_the_agents_makes_imports_itself(seed: int, agents: int, expe
     assert choose_start(seed, agents, Path("header")) == expected
 
 
-def test_most_agents_make_imports_themselves() -> None:
+def test_some_agents_make_imports_themselves() -> None:
     starts = [choose_start(seed, 5, Path("header")) for seed in range(500)]
     kinds = [Start(header=Path("header")), Start(), Start(warm=False), None]
-    assert [starts.count(kind) for kind in kinds] == [40, 30, 30, 400]
+    assert [starts.count(kind) for kind in kinds] == [80, 10, 10, 400]
 
 
 _STREAMS = """
@@ -199,7 +200,8 @@ def test_every_optimizer_of_torch_exists_or_is_known_not_to(feature: features.Fe
 def test_no_optimizer_of_torch_is_forgotten() -> None:
     undrawn = {"Optimizer", "SparseAdam"}  # torch's DDP reduces sparse gradients wrongly
     kinds = {name for name, one in vars(torch.optim).items() if isinstance(one, type)} - undrawn
-    texts = " ".join(write(1, one.engines[0], [one]).texts[RESTART] for one in FEATURES)
+    made = [write(1, one.engines[0], [one]) for one in FEATURES if one.engines != (FSDP,)]
+    texts = " ".join(script.texts[RESTART] for script in made)
     assert {name for name in kinds if f"torch.optim.{name}(" not in texts} == set()
 
 
