@@ -145,6 +145,58 @@ def test_twenty_jobs_behind_a_webhook_that_times_out_are_told_and_delay_no_other
         assert not slow.await_world(name, 2, timeout=120)["restarts"].get("total")
 
 
+REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "quota": ("resourcequotas", {"hard": {"pods": "0"}}, "exceeded quota: others"),
+    "limits": ("limitranges", {"limits": [{"type": "Container", "max": {"cpu": "1m"}}]}, "maximum cpu"),
+    "denies": ("", {}, "only pods with a cost centre"),
+}
+
+
+def count_refused(cluster: Cluster) -> int:
+    """Pods that the API server has refused to make since it began."""
+    text = cluster.kube.raw("GET", "/metrics").decode()
+    lines = [line for line in text.splitlines() if line.startswith("apiserver_request_total{")]
+    wanted = ('code="403"', 'resource="pods"', 'verb="POST"')
+    return sum(round(float(line.rpartition(" ")[2])) for line in lines if all(word in line for word in wanted))
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_twenty_jobs_whose_pods_are_refused_delay_no_other(lab: Lab, kind: str) -> None:
+    """By itself: what the API server refuses is counted in all namespaces."""
+    plural, spec, words = REFUSALS[kind]
+    hook = {"chaos_hook": kind} if not plural else {}
+    refused, good = lab(f"all-refused-{kind}", **hook), lab(f"beside-refused-{kind}")
+    if plural:
+        path = f"/api/v1/namespaces/{refused.namespace}/{plural}"
+        refused.kube.request("POST", path, {"metadata": {"name": "others"}, "spec": spec})
+        wait_for(
+            lambda: plural == "limitranges" or (refused.kube.get(f"{path}/others") or {}).get("status"), "it counts"
+        )
+
+    def time_start(name: str) -> float:
+        began = time.monotonic()
+        good.create(name, build_spec(10))
+        good.await_world(name, 10)
+        return time.monotonic() - began
+
+    def is_told(name: str) -> bool:
+        conditions = refused.status(name).get("conditions", ())
+        return any(words in one.get("message", "") for one in conditions if one["type"] == "Degraded")
+
+    alone = time_start("alone")
+    before, began, names_of_all = count_refused(lab.cluster), time.monotonic(), [f"job-{i}" for i in range(20)]
+    for name in names_of_all:
+        refused.create(name, build_spec(10))
+    beside = time_start("beside")
+    wait_for(lambda: all(map(is_told, names_of_all)), "all are told why")
+    minutes = (time.monotonic() - began) / 60
+    count = count_refused(lab.cluster) - before
+    print(
+        f"a good job of ten trains after {alone:.1f} s alone and {beside:.1f} s beside; {count} were refused meanwhile"
+    )
+    assert count <= len(names_of_all) * 10 * (1 + minutes)
+
+
 @together
 def test_a_webhook_that_is_too_busy_for_one_namespace_is_told(lab: Lab) -> None:
     """It asks for another try after a second, each time: it gets fewer."""
