@@ -170,7 +170,8 @@ def make_session(args: argparse.Namespace, sampler: Any) -> tuple[Any, list[Any]
         first, *others = divide(model, optimizer, args.optimizers)
         more = {f"optimizer{number}": one for number, one in enumerate(others)}
         return Session(model=model, optimizer=first, sampler=sampler, backend=find_backend(args), **more), others
-    return Session(build=build_layers, shards=ranks // 2 if kind == "hsdp" else None, sampler=sampler), []
+    shards = ranks // 2 if kind == "hsdp" else None
+    return Session(build=build_layers, shards=shards, sampler=sampler, backend=find_backend(args)), []
 
 
 def make_plain(args: argparse.Namespace) -> tuple[Any, list[Any]]:
@@ -303,12 +304,14 @@ def measure_steps(args: argparse.Namespace) -> None:
 
 
 def look(regroups: int, seconds: float) -> dict[str, Any]:
-    """What this process has, once old groups are collected and what ends in threads of their own has ended."""
+    """What this process has, once old groups are collected, what ends in threads of their own has ended, and the thread
+    of meetings has connected to the world's store, a second after its begin.
+    """
     import gc
 
     gc.collect()
-    counts, same, ends = count(), 0, time.monotonic() + 5
-    while same < 5 and time.monotonic() < ends:
+    counts, same, ends = count(), 0, time.monotonic() + 10
+    while same < 30 and time.monotonic() < ends:
         time.sleep(0.05)
         before, counts = counts, count()
         same = same + 1 if counts == before else 0
