@@ -9,14 +9,23 @@ import pytest
 
 from worker.gang_helper import PROGRAMS, run_alone, run_gang
 
+LONG = pytest.mark.long
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.long)])
-def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("ddp", ()),
+        ("ddp", ("--nccl",)),
+        pytest.param("hsdp", (), marks=LONG),
+        pytest.param("hsdp", ("--nccl",), marks=LONG),
+    ],
+)
+def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str, more: tuple[str, ...]) -> None:
     """Two in three are announced, the others are losses."""
-    arguments = ("regroups", f"--kind={kind}", "--regroups=20", "--look-every=10", "--lost-every=3")
+    arguments = ("regroups", f"--kind={kind}", "--regroups=20", "--look-every=10", "--lost-every=3", *more)
     done = run_alone(SCRIPT, *arguments, timeout=280)
     looks = [json.loads(line) for line in done.stdout.splitlines()]
     assert [look["regroups"] for look in looks] == [0, 10, 20]
