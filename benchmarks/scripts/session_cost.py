@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -307,12 +308,10 @@ def look(regroups: int, seconds: float) -> dict[str, Any]:
     """What this process has, once old groups are collected, what ends in threads of their own has ended, and the thread
     of meetings has connected to the world's store, a second after its begin.
     """
-    import gc
-
-    gc.collect()
-    counts, same, ends = count(), 0, time.monotonic() + 10
+    counts, same, ends = count(), 0, time.monotonic() + 20
     while same < 30 and time.monotonic() < ends:
         time.sleep(0.05)
+        gc.collect()
         before, counts = counts, count()
         same = same + 1 if counts == before else 0
     return {"regroups": regroups, **counts, "rssMiB": read_rss(), "msEach": round(1000 * seconds, 1)}
@@ -341,6 +340,8 @@ def regroup_often(args: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is there now is not looked at each time
     session, _ = make_session(args, None)
     if args.kind == "fsdp" and args.lost_every:
         raise SystemExit("a loss ends a session whose shards have no copies: --lost-every 0, or --kind hsdp")
