@@ -164,3 +164,5 @@ def test_a_key_that_cannot_be_understood_is_told_as_that(
     (tmp_path / "GOOGLE_APPLICATION_CREDENTIALS").write_text("{}")
     with pytest.raises(RefusedError, match="credentialsSecret cannot be understood"):
         Storage("gs://bucket/training", tmp_path).list("saves")
+    with pytest.raises(RefusedError, match=r"without keys, gs://bucket/training cannot be used: .*credentialsSecret"):
+        Storage("gs://bucket/training").list("saves")

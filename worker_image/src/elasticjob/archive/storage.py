@@ -159,7 +159,11 @@ class Storage:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # nobody has been asked for anything yet
             said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            raise RefusedError(f"{self._access.prefix}{self._access.keys} cannot be understood: {said}") from None
+            if self._credentials is None:
+                what = f"without keys, {self.url} cannot be used: {said}. {self._access.remedy}"
+            else:
+                what = f"{self._access.keys} cannot be understood: {said}"
+            raise RefusedError(f"{self._access.prefix}{what}") from None
         except Exception as error:
             raise self._translate(error) from error
         self._used = keys
