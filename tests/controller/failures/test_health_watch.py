@@ -17,6 +17,8 @@ from elasticjob_operator.failures import budget, health_watch, incidents
 from elasticjob_operator.failures.health_watch import Finding, Memory
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.model.revise import revise
+from elasticjob_operator.plan import accounting
+from elasticjob_operator.sizing.retreat import FailedChange
 from elasticjob_operator.times import format_time
 
 FALLING = [10 * math.exp(-step / 40) + 1 for step in range(100)]
@@ -162,6 +164,16 @@ def test_the_best_of_another_metric_is_forgotten() -> None:
     assert again.incidents[0].best == status.incidents[0].best, "that of this one is kept"
 
 
+def test_a_best_of_which_the_metric_is_not_told_is_kept() -> None:
+    """Operators of an earlier version wrote none; a job may not come back to a size for days."""
+    best = [api.BestValue(size=2, value=200), api.BestValue(size=4, value=999)]
+    status = api.Status(rendezvous=make_world(1, (0, 1)), incidents=[api.IncidentStatus(rule="Rule", best=best)])
+    ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([100.0] * 30), status)
+    assert (step, "best of 200" in finding.message) == (16, True)
+    after = sicken(spec_of(rule(fallsPercent=40)), [[199.0, 199.0]] * 20, status)
+    assert (after.incidents[0].best, after.incidents[0].metric) == (best, "loss")
+
+
 def test_a_reward_may_be_negative() -> None:
     ((step, finding),) = watch(spec_of(rule(fallsPercent=40)), both([-100.0] * 40 + [-150.0] * 10))
     assert step == 44, "half of the last eight"
@@ -277,6 +289,31 @@ def test_the_reports_of_the_first_pods_are_kept_for_a_rule_with_deviations() -> 
     assert {len(one.values) for one in memory["Rule"].series.values()} == {health_watch.WINDOW}
 
 
+def test_pods_may_call_themselves_any_rank() -> None:
+    """Nobody checks the rank in a report: of a job of any size, the reports of so many pods are kept."""
+    pods = 2 * health_watch.MOST_SERIES
+    spec, status = spec_of(rule(sigma=6)), api.Status(rendezvous=make_world(1, tuple(range(pods))))
+    memory: Memory = {}
+    for step in range(80):
+        told = {i: tell((i + 40 * step) % pods, step, NOW + step, metrics={"loss": 1 + step % 3}) for i in range(pods)}
+        agents = {f"u{i}": replace(one, pod_uid=f"u{i}") for i, one in told.items()}
+        memory = health_watch.look(memory, spec, status, agents, NOW + step)
+    assert len(memory["Rule"].series) == health_watch.MOST_SERIES
+
+
+def test_ranks_that_are_well_again_keep_no_rule_from_finding_another_one() -> None:
+    """A world may last for weeks, in which each of its ranks has one bad report."""
+    pods = health_watch.MOST_BAD + 1
+    spec, status = spec_of(rule(above=20)), api.Status(rendezvous=make_world(1, tuple(range(pods))))
+    memory: Memory = {}
+    for step in range(80):
+        sick = range(pods - 1) if step == 1 else (pods - 1,) if step == 79 else ()
+        agents = {f"u{i}": tell(i, step, NOW + step, metrics={"loss": 21 if i in sick else 1}) for i in range(pods)}
+        memory = health_watch.look(memory, spec, status, agents, NOW + step)
+    found = health_watch.find(spec, status, memory, NOW + 80)
+    assert [one.rank for one in found.values()] == [pods - 1]
+
+
 def test_a_changed_rule_begins_anew() -> None:
     status, agents = api.Status(rendezvous=make_world(1, (0, 1))), {"u0": tell(0, 1, NOW, metrics={"loss": 21})}
     before = spec_of(rule(above=20))
@@ -324,6 +361,16 @@ def test_restarts_without_progress_are_counted_whatever_time_is_between(step: in
     assert restarts.user == 1, "each has a budget of its own"
     assert bool(health_watch.find(spec, api.Status(restarts=restarts), {}, NOW)) is found
     assert not health_watch.find(spec, api.Status(restarts=budget.refund(restarts, 813)), {}, NOW)
+
+
+def test_progress_counts_also_after_tries_of_another_size_that_are_not_charged() -> None:
+    """The window of the budget has forgotten the restarts before them: then none is left, and all are counted."""
+    spec = spec_of({"name": "Stuck", "when": {"noProgress": 3}})
+    before = api.Status(restarts=api.RestartStatus(user=2, stuck=5, step=812))
+    after = accounting._go_back(spec, before, FailedChange(worked=2, failed=3, worlds=2))
+    assert (after.restarts.user, after.restarts.stuck) == (0, 3)
+    assert health_watch.find(spec, after, {}, NOW)
+    assert not health_watch.find(spec, revise(after, restarts=budget.refund(after.restarts, 813)), {}, NOW)
 
 
 @pytest.mark.parametrize(
