@@ -8,7 +8,7 @@ see it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
@@ -62,6 +62,7 @@ class Series:
     """The last numbers that one rank has reported."""
 
     seen: float = 0.0  # when it reported the last one
+    rank: int = 0  # as it said then
     values: tuple[float, ...] = ()
 
 
@@ -145,8 +146,8 @@ def look(before: Memory, spec: api.Spec, status: api.Status, agents: Mapping[str
 def _find_best(rule: api.HealthRule, status: api.Status) -> float | None:
     known = next((one for one in status.incidents if one.rule == rule.name), None)
     size, metric = len(status.rendezvous.members), rule.when.metric
-    if known is None or metric is None or known.metric != metric.name:  # the rule has looked at another one before
-        return None
+    if known is None or metric is None or known.metric not in (None, metric.name):
+        return None  # the rule has looked at another one before; an earlier version did not say at which
     return next((one.value for one in known.best if one.size == size), None)
 
 
@@ -186,9 +187,11 @@ def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] =
     if check is None or not reports:
         return replace(before, bad=bad)
     is_series = check.sigma is not None or check.falls_percent is not None
-    if is_series:  # of what the job does best at a size there is one series
-        watched = sorted(reports, key=lambda one: one.rank)[: 1 if check.sigma is None else MOST_SERIES]
-        reports = [one for one in watched if one.at > before.series.get(one.uid, _NONE).seen]
+    if is_series:
+        first = _find_first(before, reports, here, 1 if check.sigma is None else MOST_SERIES)
+        reports = [one for one in reports if one.uid in first and one.at > before.series.get(one.uid, _NONE).seen]
+        before = replace(before, series={uid: one for uid, one in before.series.items() if uid in first})
+        bad = {uid: one for uid, one in bad.items() if uid in first}
     judged = [(report, _find_wrong(check, before, report)) for report in reports]
     for report, text in judged:
         known = bad.pop(report.uid, None)
@@ -207,6 +210,13 @@ def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] =
     return after if not steps or is_sick else replace(after, good=min(steps))
 
 
+def _find_first(before: RuleMemory, reports: Sequence[Report], here: Collection[str], most: int) -> set[str]:
+    """The pods (UIDs) of the lowest ranks that have told it: so many, whatever ranks the pods say that they have."""
+    ranks = {uid: one.rank for uid, one in before.series.items() if uid in here}
+    ranks |= {one.uid: one.rank for one in reports}
+    return {*sorted(ranks, key=ranks.__getitem__)[:most]}
+
+
 def _keep(before: RuleMemory, judged: Sequence[tuple[Report, str]], bad: Mapping[str, Bad]) -> Mapping[str, Series]:
     """The last numbers of each rank. A spike that has yet to stay for long enough is not to become what is usual."""
     check, series = before.rule.when.metric, dict(before.series)
@@ -215,14 +225,14 @@ def _keep(before: RuleMemory, judged: Sequence[tuple[Report, str]], bad: Mapping
         known, one = series.get(report.uid, _NONE), bad.get(report.uid)
         is_early = is_spike and text != "" and one is not None and not _is_long(one, before.rule)
         more = () if is_early or math.isnan(report.value) else (report.value,)
-        series[report.uid] = Series(report.at, (*known.values, *more)[-WINDOW:])
+        series[report.uid] = Series(report.at, report.rank, (*known.values, *more)[-WINDOW:])
     return series
 
 
 def _judge(known: Bad | None, report: Report, text: str, before: RuleMemory) -> Bad | None:
     """What is remembered of a pod after one more of its reports, in which `text` is wrong."""
     if known is None or (known.is_past and report.at - known.last > QUIET_SECONDS):
-        return Bad(report, report.at, text, before.good) if text else known
+        return Bad(report, report.at, text, before.good) if text else None
     if text:
         return replace(known, last=report.at, text=text, is_past=False)
     if report.at <= known.last:

@@ -116,11 +116,11 @@ def _note_best(
         return known
     before = known or api.IncidentStatus(rule=rule.name)
     if before.metric != metric.name:
-        before = revise(before, best=[], metric=metric.name)
+        before = revise(before, best=before.best if before.metric is None else [], metric=metric.name)
     values = {one.size: one.value for one in before.best}
     told = values.get(memory.size)
     if told is not None and memory.best <= told + abs(told) * _GROWTH:
-        return known
+        return before
     others = [one for one in before.best if one.size != memory.size][1 - _MOST_SIZES :]
     return revise(before, best=[*others, api.BestValue(size=memory.size, value=memory.best)])
 
