@@ -479,6 +479,28 @@ def test_torchs_own_rendezvous_forms_a_world_of_running_pods() -> None:
     assert not made.directives
 
 
+def test_nobody_has_left_a_world_of_torchs_own_rendezvous_that_grows() -> None:
+    """Its members have no agents that would say what they do: as long as their pods run, they are in it."""
+    status = started()
+    for size in range(2, 12):
+        pods = tuple(make_pod(i) for i in range(size))
+        spec = make_spec(2, 16, replicas=size, rendezvous={"backend": "c10d"})
+        status = plan(see(make_job(spec, status), pods)).status
+        status = plan(see(make_job(spec, status), pods)).status
+        assert len(status.rendezvous.members) == size
+    assert (status.restarts, status.last_failure) == (api.RestartStatus(), None)
+
+
+def test_a_pod_of_torchs_own_rendezvous_that_is_gone_is_a_loss() -> None:
+    spec = make_spec(1, 2, rendezvous={"backend": "c10d"})
+    pods, status = (make_pod(0), make_pod(1)), started()
+    for _ in range(3):
+        status = plan(see(make_job(spec, status), pods)).status
+    after = plan(see(make_job(spec, status), pods[:1])).status
+    assert after.last_failure is not None and after.last_failure.pod == "digits-worker-1"
+    assert (after.restarts.infrastructure, after.restarts.user) == (1, 0)
+
+
 def test_each_pod_may_have_cpus_that_the_template_does_not_name() -> None:
     """The status counts what a LimitRange has set in the pods, also in the next look at a job that runs."""
     spec = make_spec(2, 2, rendezvous={"backend": "c10d"}, nprocPerNode="cpu")
