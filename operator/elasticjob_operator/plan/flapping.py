@@ -27,7 +27,7 @@ REASON = "LeftWorld"
 
 def find_first(situation: Situation, status: api.Status, verdicts: Sequence[MemberVerdict]) -> MemberVerdict | None:
     """The member that left first, if the world ended for no other reason. `status`: as it was before this pass."""
-    if not verdicts or any(j.health is not MemberHealth.STOPPED for j in verdicts):
+    if not verdicts or not all(_has_left(j) for j in verdicts):
         return None
     if decide.breaking_cause(situation, verdicts) != Cause.REGROUP:
         return None
@@ -41,6 +41,12 @@ def _has_lost_others(status: api.Status) -> bool:
     backoff = status.restarts.backoff
     failed, formed = parse_time(backoff.since) if backoff else None, parse_time(status.rendezvous.formed_time)
     return failed is not None and formed is not None and failed >= formed
+
+
+def _has_left(verdict: MemberVerdict) -> bool:
+    """Whether its agent says so: members of torch's own rendezvous have none."""
+    agent = verdict.worker.agent if verdict.worker else None
+    return agent is not None and verdict.health is MemberHealth.STOPPED
 
 
 def _left_at(verdicts: MemberVerdict) -> float:
