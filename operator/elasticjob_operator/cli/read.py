@@ -124,7 +124,11 @@ def nodes(all_namespaces: bool, output: str | None) -> None:
 
     async def work(client: Client) -> tuple[NodeRecord, ...]:
         jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output, keep=summarize)
-        told = [(f"{j.namespace}/{j.name}", j.status.node_faults) for j in jobs if not j.is_elsewhere]
+        told = [
+            (f"{j.namespace}/{j.name}", j.status.node_faults)
+            for j in jobs
+            if j.status.node_faults and not j.is_elsewhere
+        ]
         return faulty_nodes.remember(told, time.time())
 
     found = with_client(work)
