@@ -36,7 +36,7 @@ test: setup ## Run the tests; the summary says what was skipped and why. WORKERS
 	@$(MAKE) --no-print-directory stores-env || echo "tests/stores is skipped: its environment could not be made"
 	@echo "make test leaves out fault injection (make chaos-short), container nodes (make e2e), training stacks (make frameworks)"
 	@$(PY) -m pytest -n $(WORKERS) $(FILES) -m "not chaos and not container" \
-	  --ignore tests/frameworks/test_frameworks.py $(PYTEST_ARGS)
+	  --ignore tests/frameworks/test_frameworks.py --ignore tests/frameworks/test_undisturbed.py $(PYTEST_ARGS)
 
 $(STORES)/.made: tests/stores/requirements.txt
 	@$(PYTHON) -m venv $(STORES)
@@ -171,7 +171,7 @@ frameworks: setup $(FRAMEWORKS)/.made ## Training stacks through every change: t
 	@$(PY) -m pytest tests/frameworks -q -rA $(PYTEST_ARGS)
 
 # What CI runs of it: each stack once, as we recommend to use it.
-SHORT := transformers-adapter or accelerate-adapter or lightning-session or deepspeed-zero-2 or fsdp2 or horovod or parquet or jax or trackers or polars
+SHORT := not test_undisturbed and (transformers-adapter or accelerate-adapter or lightning-session or deepspeed-zero-2 or fsdp2 or horovod or parquet or jax or trackers or polars)
 frameworks-short: setup $(FRAMEWORKS)/.made ## The same in minutes: each stack once.
 	@$(PY) -m pytest tests/frameworks -q -rA -k "$(SHORT)" $(PYTEST_ARGS)
 

@@ -1,7 +1,8 @@
 """What the programs of the matrix share: where they write what they do, and the data that all of them train on.
 
 Every rank writes one line a step. The test reads them: who trained on which samples, how long nobody stepped, what the
-loss was. A step takes a little while, as a real one does; near its end the program waits until the test is through.
+loss was. With PRINTS=1 it prints its loss, as many scripts do. A step takes a little while, as a real one does; near
+its end the program waits until the test is through.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Record:
         name = f"{os.environ.get('ELASTICJOB_POD_NAME', 'none')}-{os.getpid()}.jsonl"
         self._lines = (self.out / name).open("a", buffering=1)
         self._finish = self.out / "finish"
+        self._prints = os.environ.get("PRINTS") == "1"
 
     def step(self, step: int, loss: float, epoch: int, samples: Sequence[int] = ()) -> None:
         """This rank has made a step, counted from 1, with these samples of the epoch.
@@ -43,6 +45,8 @@ class Record:
         place = {"t": time.time(), **{key: int(os.environ.get(name, "0")) for key, name in variables.items()}}
         made = {"step": step, "loss": loss, "epoch": epoch, "samples": samples, "cpu": time.process_time()}
         self._lines.write(json.dumps({**place, **made}) + "\n")
+        if self._prints:
+            print(f"step {step} loss {loss:.4f}", flush=True)
         if not self._finish.exists():
             # A machine under load takes long for a change: the later steps are slow, so that some are left for it.
             time.sleep(self._seconds * (1 if step < self._total / 2 else 5 if step < 0.75 * self._total else 12))
