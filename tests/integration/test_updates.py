@@ -55,6 +55,7 @@ with elasticjob.init("gloo") as world:
 """
 SESSION = """
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -69,8 +70,13 @@ directory = Path(sys.argv[1])
 
 def on_world(session):
     global checkpoint
-    checkpoint = elasticjob.Checkpointer(directory / "saved", model, optimizer, sampler=sampler, every=1_000_000)
+    often = {"every": 1_000_000, "memory_every": int("memory" in sys.argv)}
+    checkpoint = elasticjob.Checkpointer(directory / "saved", model, optimizer, sampler=sampler, **often)
     if session.committed < 0:
+        if "memory" in sys.argv and torch.distributed.get_rank() == 0:
+            for saved in (directory / "saved").glob("step-*"):
+                shutil.rmtree(saved)  # what is left is in the memory of the pods
+        torch.distributed.barrier()
         session.committed = checkpoint.restore() - 1
     with (directory / "starts").open("a") as file:
         who = f"{os.environ['ELASTICJOB_POD_NAME']}/{os.getpid()}"
@@ -152,10 +158,10 @@ class Project:
         for name, text in files.items():
             (self.code / f"{name}.py").write_text(text)
 
-    def submit(self, size: int = 2, most: int = 2) -> None:
+    def submit(self, size: int = 2, most: int = 2, *arguments: str) -> None:
         sizes = ["--replicas", str(size), "--min", str(size), "--max", str(most)]
         line = ["submit", str(self.code), "--name", self.name, "--image", "local", *sizes]
-        assert run([*line, *self.target, "--", str(self.output)]) == 0
+        assert run([*line, *self.target, "--", str(self.output), *arguments]) == 0
 
     def update(self, *options: str) -> int:
         given = options if "--undo" in options else ("--code", str(self.code), *options)
@@ -252,11 +258,15 @@ def test_a_job_goes_on_with_new_code_in_the_same_pods(
     assert len(project.uids() - pods) == 1
 
 
-def test_a_session_goes_on_with_new_code_from_what_it_has_saved(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
-    """A joiner that started with the code of its pod starts again with that of the world."""
+@pytest.mark.parametrize("tier", ["file", "memory"])
+def test_a_session_goes_on_with_new_code_from_what_it_has_saved(
+    cluster: Cluster, jobs: Jobs, tmp_path: Path, tier: str
+) -> None:
+    """A joiner that started with the code of its pod starts again with that of the world. With `memory` the files that
+    were saved are gone when it starts: the pods have kept the last steps in their shared memory."""
     project = Project(cluster, jobs, tmp_path, "kept")
     project.write(train=SESSION)
-    project.submit(2, most=3)
+    project.submit(2, 3, tier)
     jobs.await_world("kept", 2, timeout=120)
     wait_for(lambda: project.step() > 10, "it trains")
     pods = project.uids()
@@ -270,6 +280,61 @@ def test_a_session_goes_on_with_new_code_from_what_it_has_saved(cluster: Cluster
     wait_for(lambda: len(project.starts(1)) >= 5, "all three are in the new world", timeout=60)
     assert len({line[1] for line in project.starts(1)}) == 3, "two have kept their memory"
     assert len(project.starts(0)) == 2
+
+
+def test_a_suspended_job_begins_with_the_code_that_came_meanwhile(
+    cluster: Cluster, jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is undone before it is in force never runs, and what is undone twice runs again."""
+    project = Project(cluster, jobs, tmp_path, "asleep")
+    project.write(train=TRAIN, version="TEXT = 'one'\n")
+    project.submit()
+    jobs.await_world("asleep", 2, timeout=120)
+    wait_for(lambda: project.step() > 10, "it trains")
+    jobs.patch("asleep", {"runPolicy": {"suspend": True}})
+    jobs.await_condition("asleep", "Suspended", timeout=60)
+    project.write(version="TEXT = 'never'\n")
+    assert project.update() == 0
+    assert project.update("--undo") == 0, capsys.readouterr().err
+    project.write(version="TEXT = 'two'\n")
+    assert project.update() == 0, capsys.readouterr().err
+    asked = jobs.get("asleep")["spec"]["code"]["revision"]
+    wait_for(lambda: jobs.condition("asleep", "CodeUpdated").get("reason") == "CodeAwaited", "it is told")
+    jobs.patch("asleep", {"runPolicy": {"suspend": False}})
+    project.in_force(asked)
+    assert {line[3] for line in project.starts(0)} == {"one"} and len(project.starts(0)) == 2
+    found = project.starts(asked)
+    assert {line[3] for line in found} == {"two"} and int(found[0][0]) > 10, "from where it was suspended"
+    for text in ("one", "two", "one"):
+        asked += 1
+        assert project.update("--undo") == 0, capsys.readouterr().err
+        project.in_force(asked)
+        assert {line[3] for line in project.starts(asked)} == {text}
+    assert jobs.status("asleep")["restarts"]["total"] == 0
+
+
+def test_an_update_mends_what_a_rule_has_found(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
+    """The rules change while the job is sick, and with them what is done about it; then comes code that mends it."""
+    project = Project(cluster, jobs, tmp_path, "sick")
+    project.write(train=TRAIN.replace("report(step=step)", "report(step=step, loss=version.LOSS)"))
+    project.write(version="TEXT = 'one'\nLOSS = float('nan')\n")
+    project.submit()
+    jobs.await_condition("sick", "Incident", timeout=120)
+    rule = {"name": "LossNotFinite", "when": {"metric": {"name": "loss", "notFinite": True}}}
+    jobs.patch("sick", {"health": {"rules": [{**rule, "action": "Restart", "atMost": 1}]}})
+    status = jobs.await_world("sick", 2, above=1, timeout=60)
+    assert status["timeline"][-1]["cause"] == "rule", "it holds at once"
+    wait_for(lambda: jobs.status("sick")["incidents"][0]["count"] == 3, "a restart has not mended it", timeout=60)
+    project.write(version="TEXT = 'two'\nLOSS = 1.0\n")
+    assert project.update() == 0
+    status = project.in_force(1)
+    assert status["timeline"][-1]["cause"] == "update"
+    step = project.step()
+    wait_for(lambda: project.step() > step + 20, "it trains on")
+    status = jobs.status("sick")
+    assert (status["rendezvous"]["generation"], status["incidents"][0]["count"]) == (3, 3)
+    assert status["restarts"]["total"] == 0 and not status["progress"].get("notFinite")
+    wait_for(lambda: jobs.condition("sick", "Incident")["status"] == "False", "it is over", timeout=120)
 
 
 def test_a_kubelet_that_brings_it_late_stops_nobody(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
