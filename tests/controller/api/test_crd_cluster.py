@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import yaml
 
 from controller.api.test_api import BAD_ACROSS_FIELDS, BAD_CHANGES, GOOD_CHANGES
 from controller.builders import TEMPLATE
 from elasticjob_devcluster import Cluster, KubeError
-from operator_fixture import install_crd
+from elasticjob_operator import api
+from integration.illnesses import ILLNESSES
+from operator_fixture import ROOT, install_crd
 
 pytestmark = pytest.mark.cluster
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
@@ -55,6 +59,27 @@ def test_a_minimal_job_is_kept_as_written(cluster: Cluster, stored: dict[str, An
     assert made["spec"] == {**spec, "runPolicy": {"suspend": True}}
     scale = cluster.kube.request("GET", f"{jobs(namespace)}/plain/scale")
     assert scale["spec"]["replicas"] == 2
+
+
+def list_examples() -> list[dict[str, Any]]:
+    """What docs/health.md writes as people would, and what its table does."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/health.md").read_text(), re.MULTILINE | re.DOTALL)
+    written = [yaml.safe_load(block) for block in blocks]
+    return [one["spec"] for one in written if "spec" in one] + [
+        {"health": {"rules": one.rules, **one.health}} for one in ILLNESSES if one.rules
+    ]
+
+
+def test_the_examples_of_the_page_about_health_are_kept_as_written(
+    cluster: Cluster, stored: dict[str, Any], namespace: str
+) -> None:
+    examples = list_examples()
+    assert len(examples) > 15
+    for number, example in enumerate(examples):
+        spec = {"template": TEMPLATE, **example}
+        made = cluster.kube.request("POST", jobs(namespace), job(f"job-{number}", spec))
+        assert made["spec"] == spec
+        api.parse_spec(spec)
 
 
 @pytest.mark.parametrize(
