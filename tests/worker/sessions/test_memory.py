@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+from elasticjob.collectives import skeletons
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessions import late_groups, model_state, recovery, transfer
 from elasticjob.sessions.memory import Memory
@@ -357,3 +358,58 @@ def test_a_state_that_was_loaded_in_part_is_no_complete_one(monkeypatch: pytest.
     with pytest.raises(torch.OutOfMemoryError):
         memory._receive({}, states, None)
     assert not memory._clean
+
+
+class Average:
+    """An extra that takes what it loads as it is."""
+
+    def __init__(self, device: str) -> None:
+        self.parts = [torch.zeros(2, device=device), torch.zeros(2)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": self.parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.parts = state["parts"]
+
+
+def test_what_is_received_in_host_memory_is_on_the_device_again_when_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device without room for both states. Meta tensors are those of a device here."""
+    model = torch.nn.Linear(2, 2, device="meta")
+    model.register_buffer("seen", torch.zeros(3, device="meta"))
+    average = Average("meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    memory = Memory(ReplicatedModelState(model, optimizer, (ignore, ignore)), None, {"average": average})
+    memory.committed = 5
+    monkeypatch.setattr(skeletons, "digest", lambda tensor: 1)
+    mine = transfer.take_inventory(memory._state())
+    model.seen = torch.zeros(4, device="meta")  # the source has seen one more
+    theirs = transfer.take_inventory(memory._state())
+    model.seen = torch.zeros(3, device="meta")
+    make_room, is_full = transfer._make_room, [True]
+
+    def make_or_fail(slot: Any, device: torch.device) -> torch.Tensor:
+        if is_full and device.type == "meta":
+            is_full.clear()
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return make_room(slot, device)
+
+    def run(exchange: transfer.Exchange, given: transfer.Inventory) -> dict[str, Any]:
+        for section in theirs.values():
+            section.digests = [2 for _ in section.digests]
+        tensors = exchange._prepare_all(given, theirs)
+        assert exchange.is_aside
+        assert {one.device.type for those in tensors.values() for one in those} == {"cpu"}
+        return {name: skeletons.join(one.skeleton, tensors[name]) for name, one in theirs.items()}
+
+    monkeypatch.setattr(transfer, "_make_room", make_or_fail)
+    monkeypatch.setattr(transfer.Exchange, "run", run)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    states = [recovery.RankState(6, True, 2), recovery.RankState(5, True, 1)]
+    with pytest.warns(UserWarning, match="meta"):  # a copy to it does nothing
+        memory._receive(mine, states, None)
+    assert (memory.committed, model.seen.shape) == (6, (4,))
+    assert {one.device.type for one in [*model.parameters(), *model.buffers()]} == {"meta"}
+    assert [one.device.type for one in average.parts] == ["meta", "cpu"]
