@@ -360,6 +360,7 @@ class Memory:
             self._clean = False  # until all of it is loaded
             if exchange.is_aside:
                 self._make_room(inventory)
+                received = self._bring(received, exchange)
             self._take_groups(received)
             self.model_state.load(received)
             self._load_others(received)
@@ -371,6 +372,12 @@ class Memory:
             section.tensors.clear()
         for optimizer in self._lasting_optimizers().values():
             optimizer.state.clear()
+
+    def _bring(self, received: dict[str, Any], exchange: transfer.Exchange) -> dict[str, Any]:
+        """What is taken as it is belongs on the device; the rest is copied to where it belongs when it is loaded."""
+        copied = [name for name, one in self._extras.items() if isinstance(one, torch.nn.Module) or _is_optimizer(one)]
+        extras = {name: one if name in copied else exchange.bring(one) for name, one in received["extras"].items()}
+        return {**received, "extras": extras, "unsaved": exchange.bring(received.get("unsaved", {}))}
 
     def _go_on_in(self, epoch: int) -> None:
         """Be in the epoch in which all scripts are.

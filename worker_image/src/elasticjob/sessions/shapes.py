@@ -51,11 +51,13 @@ def _fit_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
     for key in _find_other_shapes(mine, state):
         owner, _, name = key.rpartition(".")
         try:
-            module.get_buffer(key)
+            here = module.get_buffer(key)
         except AttributeError:  # a parameter, or nothing
             continue
         theirs = state.get(key)
-        setattr(module.get_submodule(owner), name, None if theirs is None else torch.empty_like(theirs))
+        device = here.device if isinstance(here, torch.Tensor) else None
+        made = None if theirs is None else torch.empty_like(theirs, device=device)
+        setattr(module.get_submodule(owner), name, made)
 
 
 def read_unsaved(module: torch.nn.Module) -> dict[str, torch.Tensor]:

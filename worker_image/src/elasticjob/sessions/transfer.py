@@ -13,7 +13,7 @@ import itertools
 import logging
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -93,6 +93,7 @@ class Exchange:
     device: torch.device  # for tensors without a device of their own
     keep: bool  # do not overwrite this rank's state before all of the new one has arrived
     is_aside: bool = False  # the device has no room for both: what arrives is in host memory
+    _moved: set[int] = field(default_factory=set)  # the ids of those tensors that are on a device at the source
 
     def run(self, mine: Inventory) -> dict[str, Any] | None:
         """The source's state, on every rank but the source (None there). Sends only what some rank lacks.
@@ -150,7 +151,19 @@ class Exchange:
                     tensors.append(mine.tensors[slot.index])
                 else:
                     tensors.append(_make_room(slot, _CPU if self.is_aside else self._place(slot)))
+                    if self.is_aside and slot.device != "cpu":
+                        self._moved.add(id(tensors[-1]))
         return tensors
+
+    def bring(self, value: Any) -> Any:
+        """A part of what was received, on the device where the source has it there."""
+        if isinstance(value, torch.Tensor):
+            return value.to(self.device) if id(value) in self._moved else value
+        if isinstance(value, dict):
+            return {key: self.bring(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([self.bring(one) for one in value])
+        return value
 
     def _place(self, slot: skeletons.Slot) -> torch.device:
         return _CPU if slot.device == "cpu" else self.device
