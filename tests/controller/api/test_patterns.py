@@ -56,6 +56,7 @@ def test_it_finds_what_python_finds(seed: int) -> None:
         (r"([0-9]+) tokens", "5 steps, 812 tokens", "812"),
         (r"x([0-9]+)", "x1 x2", "1"),
         (r"é(\d)", "é5", "5"),
+        (r"[[:(]loss[=:](\d)", "(loss:5", "5"),
     ],
 )
 def test_the_group_of_the_leftmost_match(text: str, line: str, group: str | None) -> None:
