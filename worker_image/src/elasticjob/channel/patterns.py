@@ -31,6 +31,7 @@ _SPACE: Final[Ranges] = (("\t", "\n"), ("\f", "\r"), (" ", " "))
 _CLASSES: Final = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _LAST: Final = "\U0010ffff"
+_CLASS_NAME: Final = re.compile(r"\[:\^?[A-Za-z]+:\]")
 # Colours, movements of the cursor and links of a terminal. None goes on beyond where the next one begins.
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
@@ -170,9 +171,8 @@ class _Parser:
             low = self.take()
             if not low:
                 raise PatternError("a [ is not closed: write \\[ for the character")
-            if low == "[" and self.peek() == ":" and (end := self.text.find(":]", self.at + 1)) > 0:
-                name = self.text[self.at - 1 : end + 2]
-                raise PatternError(f"{name} is not supported: write its characters, as in [a-z], or \\d, \\w, \\s")
+            if low == "[" and (named := _CLASS_NAME.match(self.text, self.at - 1)):
+                raise PatternError(f"{named[0]} is not supported: write its characters, as in [a-z], or \\d, \\w, \\s")
             if low == "\\":
                 found += self.parse_escape()
             elif self.peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("", "]"):
