@@ -68,7 +68,7 @@ import sys
 for step, loss in enumerate(("2.5", "1.5", "nan")):
     sys.stderr.write(f"\r{step:4}/3 [####    ] loss={loss}, {'.' * 2000}")
 sys.stderr.write("\r\x1b[K")
-print("\x1b[1mGPU 3\x1b[0m: ECC \x1b[31merror\x1b[0m")
+print("\x1b[1mGPU 3\x1b(B\x1b[m: ECC \x1b7\x1b[31merror\x1b8\x1b[0m")  # as of `tput sgr0`, `sc` and `rc`
 print("loss=\x1b[1;36m4.0\x1b[0m")
 print("\x1b]8;;http://a/b\x1b\\loss=5.0\x1b]8;;\x07 \x1b")
 """
