@@ -32,8 +32,8 @@ _CLASSES: Final = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _LAST: Final = "\U0010ffff"
 _CLASS_NAME: Final = re.compile(r"\[:\^?[A-Za-z]+:\]")
-# Colours, movements of the cursor and links of a terminal. None goes on beyond where the next one begins.
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+# Colours, movements of the cursor, character sets and links of a terminal. None goes on where the next one begins.
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
 
 
 class PatternError(ValueError):
