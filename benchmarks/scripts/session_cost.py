@@ -1,7 +1,7 @@
 """What a session costs a step, and what many changes of its world leave behind.
 
     python benchmarks/scripts/session_cost.py steps [--kind ddp|fsdp|hsdp] [--ranks 2] [--layers 1 --frozen 0] [--parts]
-    PYTHONPATH=tests python benchmarks/scripts/session_cost.py steps --nccl --rest-ms 20 [--optimizers 2]
+    PYTHONPATH=tests python benchmarks/scripts/session_cost.py steps --nccl --rest-ms 20 [--optimizers 2 --trail]
     python benchmarks/scripts/session_cost.py regroups --regroups 1000 [--kind ...] [--lost-every 5]
 
 `steps`: the ranks train two equal models in turns of some steps, one in a session and one plainly, with the same
@@ -9,7 +9,7 @@ process group, so that the noise of the machine meets both. One JSON line: per s
 a step, of the CPU time of its main thread, and of that of all threads of a rank (of turns); and the ratio of the two
 steps. `--parts` also says where the session spends the time, by timers that themselves take some. With `--nccl` they
 train over the model of NCCL that the tests have, so that the session waits for its device; `--rest-ms` is what the
-kernels of a step would take.
+kernels of a step would take, and `--trail` reduces a value behind the optimizers, which a session waits for once more.
 
 `regroups`: the world ends again and again, by announcement or, each so many times, by a loss of which the ranks are
 told; one JSON line for each hundredth, with the threads, open files, sockets and resident memory of a rank.
@@ -249,6 +249,10 @@ def measure_steps(args: argparse.Namespace) -> None:
             plain_sampler.set_epoch(epoch)
             yield from plain_loader
 
+    def trail() -> None:
+        if args.trail:
+            dist.all_reduce(torch.ones(1))
+
     def session_step(batches: Iterator[Any]) -> None:
         x, y = next(batches)
         with session.step():
@@ -259,6 +263,7 @@ def measure_steps(args: argparse.Namespace) -> None:
                 for one in [session.optimizer, *others]:
                     one.step()
                     one.zero_grad()
+                trail()
         if args.report:
             elasticjob.report(step=session.committed, loss=loss)
 
@@ -270,6 +275,7 @@ def measure_steps(args: argparse.Namespace) -> None:
         for one in optimizers:
             one.step()
             one.zero_grad()
+        trail()
 
     sides: dict[str, tuple[Callable[[Iterator[Any]], None], Iterator[Any]]] = {
         "session": (session_step, session_batches()),
@@ -378,6 +384,7 @@ def main() -> None:
     parser.add_argument("--nccl", action="store_true", help="over the model of NCCL in tests/worker")
     parser.add_argument("--rest-ms", type=float, default=0.0, help="milliseconds that each step rests beside it")
     parser.add_argument("--optimizers", type=int, default=1, help="of DDP's model")
+    parser.add_argument("--trail", action="store_true", help="a collective behind the optimizers of each step")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--report", action="store_true", help="the session's script also calls elasticjob.report")
     parser.add_argument("--regroups", type=int, default=1000)
