@@ -207,6 +207,26 @@ def test_restarts_without_progress_end_the_job_early() -> None:
     assert failed.message.startswith("Sick: 2 restarts in a row without a step beyond 20; last: rank 0")
 
 
+@pytest.mark.parametrize("reports", [True, False], ids=["reports steps", "reports nothing"])
+def test_a_job_that_was_suspended_for_no_progress_is_resumed(reports: bool) -> None:
+    """Whoever resumes it may have mended what was wrong: it has its tries again, and as many as before."""
+    when = {"noProgress": 2}
+    spec = make_spec(2, 3, health={"rules": [{"name": "Sick", "when": when, "action": "Suspend"}]})
+    cluster: Cluster = Training("Suspend", when=when) if reports else Cluster(spec)
+    for count in (1, 2):
+        cluster.run_until(lambda: cluster.size == 3 and cluster.trains)
+        for _ in range(2):
+            agent = next(pod.agent for pod in cluster.pods.values() if pod.agent is not None)
+            agent.fail()
+            cluster.run(60)
+        assert cluster.status.is_true("Suspended")
+        assert [one.count for one in cluster.status.incidents] == [count]
+        cluster.edit(suspend=False)
+        cluster.run(30)
+        assert not cluster.status.is_true("Suspended")
+        assert [one.since for one in cluster.status.incidents] == [None]
+
+
 def test_a_first_step_that_is_late_is_told_at_that_time() -> None:
     spec = make_spec(2, 2, health={"rules": [{"name": "Late", "when": {"slow": {"firstStepSeconds": 100}}}]})
     cluster = Cluster(spec)
