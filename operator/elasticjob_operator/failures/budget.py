@@ -67,6 +67,11 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
     return restarts
 
 
+def begin_anew(restarts: api.RestartStatus) -> api.RestartStatus:
+    """The budget of a job that somebody resumes whom a rule has asked to look at it."""
+    return forget_error(revise(restarts, user=0, window_start=None))
+
+
 def forget_error(restarts: api.RestartStatus) -> api.RestartStatus:
     """The same without the last error: training has gone on beyond it, or something may have mended it."""
     return revise(restarts, error=None, alike=0, stuck=0)

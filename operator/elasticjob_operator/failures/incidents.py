@@ -170,6 +170,11 @@ def close_all(incidents: Sequence[api.IncidentStatus]) -> list[api.IncidentStatu
     return [one if one.since is None else revise(one, since=None) for one in incidents]
 
 
+def has_suspended(status: api.Status) -> bool:
+    """Whether a rule has suspended the job, and nobody has resumed it since."""
+    return any(one.since is not None and one.last_action == api.HealthAction.SUSPEND for one in status.incidents)
+
+
 def find_end(spec: api.Spec, status: api.Status) -> str:
     """Why the job has to fail; "" if no rule says so."""
     return next((f"{one.rule}: {one.message}" for one in _open_with(spec, status, api.HealthAction.FAIL)), "")

@@ -203,6 +203,7 @@ def _report_quota(seen: Seen, made: Plan) -> Plan:
 def _started(seen: Seen, spec: api.Spec) -> api.Status:
     """The status of a running job, with the start time set when it starts and when it is resumed."""
     status = seen.job.status
+    restarts = status.restarts
     changes: StatusFields = {
         "observed_generation": seen.job.generation,
         "selector": names.selector(seen.job.name),
@@ -216,11 +217,13 @@ def _started(seen: Seen, spec: api.Spec) -> api.Status:
     if status.is_true("Suspended"):
         changes["conditions"] = reporting.with_condition(status.conditions, "Suspended", False, "Resumed", "", seen.now)
         changes["incidents"] = incidents.close_all(status.incidents)
+        restarts = budget.begin_anew(restarts) if incidents.has_suspended(status) else restarts
     if seen.job.generation != status.observed_generation and not seen.job.is_sized_by_pool:
         changes["capacity"] = _keep_failed_sizes(spec, status)
         is_new = status.template_hash != spec.template_hash
-        restarts = budget.forget_error(status.restarts) if is_new else status.restarts
-        changes["restarts"] = revise(restarts, backoff=backoff_rules.keep(restarts.backoff, spec))
+        restarts = budget.forget_error(restarts) if is_new else restarts
+        restarts = revise(restarts, backoff=backoff_rules.keep(restarts.backoff, spec))
+    changes["restarts"] = restarts
     return revise(status, **changes)
 
 
