@@ -363,14 +363,16 @@ def test_restarts_without_progress_are_counted_whatever_time_is_between(step: in
     assert not health_watch.find(spec, api.Status(restarts=budget.refund(restarts, 813)), {}, NOW)
 
 
-def test_progress_counts_also_after_tries_of_another_size_that_are_not_charged() -> None:
-    """The window of the budget has forgotten the restarts before them: then none is left, and all are counted."""
+def test_restarts_count_as_long_as_one_of_them_is_charged() -> None:
+    """None is after a size that failed, or where an operator of an earlier version has seen progress: it keeps what it
+    does not know."""
     spec = spec_of({"name": "Stuck", "when": {"noProgress": 3}})
     before = api.Status(restarts=api.RestartStatus(user=2, stuck=5, step=812))
     after = accounting._go_back(spec, before, FailedChange(worked=2, failed=3, worlds=2))
     assert (after.restarts.user, after.restarts.stuck) == (0, 3)
-    assert health_watch.find(spec, after, {}, NOW)
-    assert not health_watch.find(spec, revise(after, restarts=budget.refund(after.restarts, 813)), {}, NOW)
+    assert not health_watch.find(spec, after, {}, NOW)
+    again = budget.charge(after.restarts, api.ElasticPolicy(), free=False, generation=1, counted=[], step=813, now=NOW)
+    assert (again.user, again.stuck) == (1, 1)
 
 
 @pytest.mark.parametrize(
