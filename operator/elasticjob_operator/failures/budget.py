@@ -51,8 +51,15 @@ def charge(
         step=highest,
         error=error or None,
         alike=restarts.alike + 1 if error and error == restarts.error and not is_old else 1 if error else 0,
-        stuck=0 if highest is None else restarts.stuck + 1,
+        stuck=0 if highest is None else count_stuck(restarts) + 1,
     )
+
+
+def count_stuck(restarts: api.RestartStatus) -> int:
+    """The restarts in a row without progress. Where none is charged, an earlier version may have seen progress since:
+    it keeps the number, which it does not know.
+    """
+    return restarts.stuck if restarts.user else 0
 
 
 def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
@@ -60,8 +67,7 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
 
     A refusal is remembered: a script that is refused trains in between, and would be refused for ever.
     """
-    is_charged = restarts.user > 0 or restarts.stuck > 0
-    if is_charged and restarts.step is not None and step is not None and step > restarts.step:
+    if restarts.user and restarts.step is not None and step is not None and step > restarts.step:
         paid = revise(restarts, user=0, stuck=0, window_start=None)
         return paid if mistakes.is_refusal(restarts.error or "") else forget_error(paid)
     return restarts

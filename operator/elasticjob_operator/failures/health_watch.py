@@ -15,6 +15,7 @@ from typing import Final
 
 from elasticjob_operator import api
 from elasticjob_operator.api import wire
+from elasticjob_operator.failures import budget
 from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.text import clean
 from elasticjob_operator.times import parse_time
@@ -351,7 +352,7 @@ def _is_long(bad: Bad, rule: api.HealthRule) -> bool:
 def _find_stuck(rule: api.HealthRule, status: api.Status) -> Finding | None:
     """A restart is charged, and the budget is full again once a step is beyond the one before."""
     restarts = status.restarts
-    count = restarts.user if restarts.step is None else restarts.stuck
+    count = restarts.user if restarts.step is None else budget.count_stuck(restarts)
     if rule.when.no_progress is None or count < rule.when.no_progress:
         return None
     where = "before any step" if restarts.step is None else f"without a step beyond {restarts.step}"
