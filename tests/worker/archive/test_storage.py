@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from elasticjob.archive import unlinked
 from elasticjob.archive.storage import RefusedError, Storage
 
 COMMON = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -166,3 +169,33 @@ def test_a_key_that_cannot_be_understood_is_told_as_that(
         Storage("gs://bucket/training", tmp_path).list("saves")
     with pytest.raises(RefusedError, match=r"without keys, gs://bucket/training cannot be used: .*credentialsSecret"):
         Storage("gs://bucket/training").list("saves")
+
+
+def test_a_folder_is_written_and_listed_whichever_fsspec_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 2025.3 it moves no file to a folder that is not there, and up to 2024.6 it lists none of which one goes.
+
+    `datasets` keeps such versions in an image, and so does an older one.
+    """
+
+    def move(files: LocalFileSystem, source: str, target: str, **_: Any) -> None:
+        Path(source).rename(target)
+
+    def list_all(files: LocalFileSystem, path: str, **_: Any) -> list[dict[str, Any]]:
+        with os.scandir(path) as entries:
+            return [files.info(one) for one in entries]
+
+    monkeypatch.setattr(LocalFileSystem, "mv", move)
+    monkeypatch.setattr(LocalFileSystem, "ls", list_all)
+    storage, size_of = Storage(f"file://{tmp_path}/job"), unlinked._size_of
+    for name in ("a", "b"):
+        storage.put(f"saves/{name}", b"12")
+    assert storage.list("saves") == {"a": 2, "b": 2}
+
+    def delete_first(entry: os.DirEntry[str]) -> int:
+        (tmp_path / "job" / "saves" / "a").unlink(missing_ok=True)
+        return size_of(entry)
+
+    monkeypatch.setattr(unlinked, "_size_of", delete_first)
+    assert storage.list("saves").items() >= {"b": 2}.items()
