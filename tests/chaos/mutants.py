@@ -449,7 +449,7 @@ MUTANTS = (
     Mutant("what another cluster says counts against nodes of this one", "run/node_memory.py",
            " and names.is_ours(job.manager)", "", ("tests/controller/run/test_node_memory.py",), quick=True,
            breaks="What a pod says of its node does not reach other namespaces"),
-    Mutant("a prune follows links", "archive/storage.py", 'if self._protocol == "file" and CAN_TELL', "if False and CAN_TELL",
+    Mutant("a prune follows links", "archive/storage.py", "follows_links=self._access.follows_links", "follows_links=True",
            ("tests/worker/archive/test_commands.py", "-k", "prune_deletes_nothing"), quick=True, package=RUNTIME,
            breaks="Who looks after the archive of somebody else touches nothing beside it"),
     Mutant("events without end", "plan/event_rate.py", "BURST = 50.0", "BURST = 5e9", ("tests/controller/plan/test_event_rate.py",),

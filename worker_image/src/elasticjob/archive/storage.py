@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from elasticjob.archive.unlinked import CAN_TELL, LinkError, Unlinked
+from elasticjob.archive.unlinked import Folder, LinkError
 
 EXTRAS: Final = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}  # package, our extra
 _SECONDS: Final = 60  # without a byte
@@ -168,17 +167,15 @@ class Storage:
             raise self._translate(error) from error
         self._used = keys
         self._root = str(root).rstrip("/")
-        if self._protocol == "file" and CAN_TELL and not self._access.follows_links:
-            self._files = Unlinked(self._root)
+        if self._protocol == "file":
+            self._files = Folder(self._root, follows_links=self._access.follows_links)
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all. Raises StoreError."""
         files, path = self._need(), f"{self._root}/{name}"
         try:
-            if isinstance(files, Unlinked):
+            if self._protocol == "file":
                 files.put(path, data)
-            elif self._protocol == "file":
-                _put_file(files, self._root, path, data)
             else:
                 files.pipe_file(path, data)
         except Exception as error:
@@ -273,18 +270,3 @@ def _settings(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if protocol == "az" and "connection_string" not in options:
         return {**common, "anon": False}  # its default is to be nobody, and not the identity of the pod
     return common
-
-
-def _put_file(files: Any, root: str, path: str, data: bytes) -> None:
-    """A directory shows a file while it is written, so it gets its name afterwards."""
-    part = f"{root}/parts/{uuid.uuid4().hex}"
-    try:
-        with files.open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        files.mv(part, path)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            files.rm_file(part)
-        raise

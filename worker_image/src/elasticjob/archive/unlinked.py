@@ -1,8 +1,11 @@
-"""A folder of this machine that somebody else may write to, as a store in which nothing is reached through a link.
+"""A folder of this machine as a store, and one that somebody else may write to, in which no link is followed.
 
 Whoever prunes or pulls the archive of a job with more rights than the pods of that job would else delete and read where
 a link of theirs leads, as in the archive of another job. Each folder is opened below the one before, so it does not
 matter what becomes a link meanwhile.
+
+That of fsspec would not do: it depends on its version whether a file can be moved to a folder that is not there, and
+what is listed of a folder of which a file goes meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-CAN_TELL: Final = {os.open, os.unlink, os.mkdir, os.rename, os.stat} <= os.supports_dir_fd
 _BELOW: Final = 3  # parts of a path that are the job's, as in NAMESPACE/JOB/UID: what is above is whose machine it is
 
 
@@ -23,12 +25,13 @@ class LinkError(OSError):
     """What was named is a link, or nothing that an archive has."""
 
 
-class Unlinked:
+class Folder:
     """What `Storage` needs of a file system, for paths below `root`."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, follows_links: bool) -> None:
+        self._follows_links = follows_links
         parts = PurePosixPath(root).parts[1:]
-        above = max(1, len(parts) - _BELOW)
+        above = len(parts) if follows_links else max(1, len(parts) - _BELOW)
         self._root, self._top, self._below = root, "/" + "/".join(parts[:above]), parts[above:]
 
     def invalidate_cache(self) -> None:
@@ -46,7 +49,7 @@ class Unlinked:
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         with self._open_parent(path) as (folder, name):
-            number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            number = os.open(name, os.O_RDONLY | self._link_flag | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         with os.fdopen(number, "rb") as file:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 raise LinkError(f"{path} is no file")
@@ -74,6 +77,10 @@ class Unlinked:
                     os.unlink(part, dir_fd=parts)
                 raise
 
+    @property
+    def _link_flag(self) -> int:
+        return 0 if self._follows_links else os.O_NOFOLLOW
+
     def _parts_of(self, path: str) -> tuple[str, ...]:
         return (*self._below, *PurePosixPath(path).relative_to(self._root).parts)
 
@@ -81,7 +88,7 @@ class Unlinked:
     def _open_parent(self, path: str, *, makes: bool = False) -> Iterator[tuple[int, str]]:
         *above, name = self._parts_of(path)
         with self._open_folder(above, makes=makes) as folder:
-            if _is_link(name, folder):
+            if not self._follows_links and _is_link(name, folder):
                 raise LinkError(f"{path} is a link")
             yield folder, name
 
@@ -96,10 +103,10 @@ class Unlinked:
                 if makes:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(part, dir_fd=number)
-                if _is_link(part, number):
+                if not self._follows_links and _is_link(part, number):
                     place = "/".join((self._top, *parts[: index + 1]))
                     raise LinkError(f"{place} is a link: if it is yours, name the folder that it leads to")
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=number)
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | self._link_flag | os.O_CLOEXEC, dir_fd=number)
                 os.close(number)
                 number = inner
             yield number
