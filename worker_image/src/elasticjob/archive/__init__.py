@@ -2,5 +2,5 @@
 
 `layout` and `garbage` decide and do no I/O. `storage` is the thin layer over fsspec, `writing` sends what the pods of a
 world hold and writes the manifests, `reading` finds whole saves and reads them, and `archive` is what an agent has of
-all this. The store is reached through fsspec alone: there is no client of our own here.
+all this. Stores are reached through fsspec alone: there is no client of our own here, but for a folder of this machine.
 """
