@@ -233,6 +233,15 @@ def test_a_policy_whose_deletion_was_told_does_not_come_back(watched: Watched, v
     assert bool(watched.digests()) == is_there
 
 
+@pytest.mark.parametrize(("version", "is_there"), [("41", False), ("43", True)])
+def test_a_policy_that_a_list_lacks_does_not_come_back(watched: Watched, version: str, is_there: bool) -> None:
+    """It was deleted while nobody watched, so no event tells it; the answer to a write was under way."""
+    watched.cache.put_child("NetworkPolicy", raw_child(version="40"))
+    asyncio.run(watched.cache.replace_children("NetworkPolicy", [], "42"))
+    watched.cache.put_child("NetworkPolicy", raw_child(version=version), is_sound=True)
+    assert bool(watched.digests()) == is_there
+
+
 def test_nothing_is_kept_of_pods_that_came_and_went(watched: Watched) -> None:
     cache = watched.cache
     node = {"metadata": {"name": "node0"}, "spec": {}, "status": {}}

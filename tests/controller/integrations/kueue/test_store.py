@@ -52,6 +52,14 @@ def test_a_workload_whose_deletion_was_told_does_not_come_back(version: str, is_
     assert bool(store.keys()) == is_there
 
 
+@pytest.mark.parametrize(("version", "is_there"), [("41", False), ("43", True)])
+def test_a_workload_that_a_list_lacks_does_not_come_back(version: str, is_there: bool) -> None:
+    store, _ = fill(1)
+    asyncio.run(store.replace_workloads([], "42"))
+    store.put_workload({**workload_of(0), "metadata": {**workload_of(0)["metadata"], "resourceVersion": version}})
+    assert bool(store.keys()) == is_there
+
+
 def count_replacing(count: int) -> int:
     store, _ = fill(count)
     return count_lines(lambda: asyncio.run(store.replace_workloads([], "9999")))
