@@ -379,6 +379,7 @@ class Cache:
         async for key in turn.one_by_one([key for key in self._children if namespace in ("", key[0])]):
             for (of_kind, name), child in list(self._children.get(key, {}).items()):
                 if of_kind == kind and child.uid not in listed and not is_older(version, child.version):
+                    self._gone_children[child.uid] = version
                     self.drop_child(kind, *key, name)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:

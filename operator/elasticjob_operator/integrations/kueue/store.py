@@ -131,6 +131,7 @@ class Store:
         async for of, name in turn.one_by_one(list(self._places)):
             known = self._find(of, name) if namespace in ("", of) else None
             if known is not None and known.uid not in listed and not is_older(version, known.version):
+                self._gone[known.uid] = version
                 self.drop_workload(of, name, known.uid)
 
     def keys(self) -> tuple[JobKey, ...]:

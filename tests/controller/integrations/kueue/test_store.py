@@ -135,7 +135,7 @@ def test_the_room_of_a_workload_that_goes_is_free_again(goes: str) -> None:
             for number in range(500):
                 store.apply_workload("DELETED", stuffed(number, "team"))
         else:
-            asyncio.run(store.replace_workloads([], "9999"))
+            asyncio.run(store.replace_workloads([], workload_of(0)["metadata"]["resourceVersion"]))
         assert not store.keys()
     assert kept[0] == kept[1] == kept[2] > 0
 
