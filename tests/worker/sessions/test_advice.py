@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -137,6 +138,11 @@ _START += ((f"{_OWN}/launcher.py", 9), ("/bin/elasticjob-run", 9))  # the agent 
             (*_LOOK, (f"{Path(contextlib.__file__)}", 81), ("/a/train.py", 7), *_START),
             "/a/train.py, line 7,",
             id="through a function of Python's",
+        ),
+        pytest.param(
+            (*_LOOK, (f"{sysconfig.get_path('purelib')}/metrics/sync.py", 81), ("/a/train.py", 7), *_START),
+            "/a/train.py, line 7,",
+            id="through a package that is installed",
         ),
         pytest.param(
             (*_LOOK, (f"{_OWN}/sessions/session.py", 3), ("/a/train.py", 7), *_START), "", id="the session itself"
