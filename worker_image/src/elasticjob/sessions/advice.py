@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ logger = logging.getLogger("elasticjob")
 
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _LAUNCH = f"{_OWN}launch{os.sep}"  # which calls a script, in a process that was forked from the agent
-_LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen")
+_FOLDERS = (str(Path(torch.__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_LIBRARIES = (*(f"{one}{os.sep}" for one in _FOLDERS), "<frozen")
 
 
 def judge_loader(loader: Any, sampler: Any) -> str:
