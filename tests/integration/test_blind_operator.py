@@ -18,9 +18,10 @@ from elasticjob_devcluster.system.addresses import free_port
 from operator_fixture import Jobs, OperatorProcess, install_crd, light_spec, wait_for
 from side_by_side import MAKERS, together
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 AT_ONCE = 12  # see `side_by_side`: nearly all that they do is to wait
+STARTS = 200.0  # seconds: but for their start, of all at once
 
 
 SILENCE = EventFault(DoEvent.STALL, 3600)
@@ -112,7 +113,7 @@ def test_an_operator_that_starts_beside_a_fault_sees_all_in_the_end(
 
     behind.proxy.rule = rule
     behind.operator.start()
-    jobs.await_world("early", 2)
+    jobs.await_world("early", 2, timeout=STARTS)
     assert refused
     wait_for(lambda: not behind.find_unready(), "it is ready")
     assert "this is a bug" not in behind.operator.log
@@ -154,7 +155,7 @@ def test_an_operator_that_sees_nothing_says_so_and_recovers(
     jobs = Jobs(cluster, namespace)
     jobs.create("goes-on", light_spec())
     behind.operator.start()
-    before = jobs.await_world("goes-on", 2)
+    before = jobs.await_world("goes-on", 2, timeout=STARTS)
     wait_for(lambda: not behind.find_unready(), "it is ready")
     behind.cut(cut)
     cluster.kill_pod(namespace, before["rendezvous"]["members"][0]["pod"], signal.SIGKILL)
@@ -171,7 +172,7 @@ def test_watches_that_are_open_and_silent_are_made_anew(behind: Behind, cluster:
     jobs = Jobs(cluster, namespace)
     jobs.create("goes-on", light_spec())
     behind.operator.start()
-    before = jobs.await_world("goes-on", 2)
+    before = jobs.await_world("goes-on", 2, timeout=STARTS)
     silent: set[str] = set()
 
     def silence(event: Event) -> EventFault | None:
