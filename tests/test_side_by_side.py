@@ -132,16 +132,16 @@ def base(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def behind(base: str) -> str:
+def above(base: str) -> str:
     return f"on {base}"
 
 
 @pytest.mark.parametrize("word", ["a", "b"])
 @together
-def test_it_runs_for_each_parameter_behind_it(behind: str, word: str) -> None:
-    SEEN.append(f"{word} {behind}")
+def test_it_runs_for_each_parameter_behind_it(above: str, word: str) -> None:
+    SEEN.append(f"{word} {above}")
 
 
-def test_it_has_run_once_for_each(behind: str) -> None:
-    assert sorted(one for one in SEEN if one.endswith(behind)) == [f"a {behind}", f"b {behind}"]
-    assert SEEN[-1].endswith(behind), "and not before those of the one before have ended"
+def test_it_has_run_once_for_each(above: str) -> None:
+    assert sorted(one for one in SEEN if one.endswith(above)) == [f"a {above}", f"b {above}"]
+    assert SEEN[-1].endswith(above), "and not before those of the one before have ended"
