@@ -36,7 +36,8 @@ class Draws:
         self.drawn.append([random.random(), float(numpy.random.rand())])
 
     def state_dict(self) -> dict[str, Any]:
-        kind, keys, *rest = numpy.random.get_state()
+        found: Any = numpy.random.get_state()
+        kind, keys, *rest = found
         states = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
         return states | {"drawn": [list(one) for one in self.drawn]}
 

@@ -213,6 +213,10 @@ class Memory:
     def keep_place(self) -> None:
         """Save the position to which a broken step rolls back."""
         self._position = None if self.sampler is None else self.sampler.state_dict()
+        self.keep_draws()
+
+    def keep_draws(self) -> None:
+        """A broken step goes on drawing random numbers from here: what was drawn before is not drawn again."""
         self._random = generators.read() if self._can_go_back else None
 
     def have_all_stepped(self, with_skipped: bool) -> bool:
@@ -364,6 +368,7 @@ class Memory:
             self._take_groups(received)
             self.model_state.load(received)
             self._load_others(received)
+            self.keep_draws()  # an object that was loaded may have set the generators
         self.committed, self._clean = rank_states[source].step, True
 
     def _make_room(self, inventory: transfer.Inventory) -> None:

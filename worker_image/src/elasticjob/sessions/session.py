@@ -285,6 +285,7 @@ class Session:
 
     def _remaining(self, loader: Iterable[Any]) -> Iterator[Any]:
         self._settle()
+        self._memory.keep_draws()  # what the script has done since the last epoch is not done again
         self._replicas.keep()
         self._memory.begin_epoch()
         epoch = getattr(self.sampler, "epoch", None)
@@ -302,9 +303,12 @@ class Session:
                     self._break("a member was lost")
                     break
                 self._micro = micro
+                before = self.committed
                 yield batch
                 if self._left_by is not None:
                     self._settle()
+                if self.committed > before:
+                    self._memory.keep_draws()  # nor is what it has done since the step
                 if not self._worlds.is_running or self._went_back:
                     break
             if not self._went_back and self._is_epoch_over():
