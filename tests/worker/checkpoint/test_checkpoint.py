@@ -144,6 +144,33 @@ def test_steps_are_read_from_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "torn"),
+    [
+        ([], None),
+        (["step-00000004"], None),
+        ([".tmp-step-00000004"], 4),
+        (["step-00000004", ".tmp-step-00000004"], 4),
+        (["step-00000008", ".tmp-step-00000004"], None),
+        (["step-00000008", "step-00000008.uncertified", ".tmp-step-00000004"], 4),
+        ([".tmp-step-00000004", ".tmp-step-00000008", ".tmp-step-00000006"], 8),
+        ([".old-step-00000004", ".deleted-1", "notes"], None),
+    ],
+)
+def test_a_save_that_nobody_completes(tmp_path: Path, names: list[str], torn: int | None) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert files.find_torn(tmp_path) == torn
+
+
+def test_a_save_that_is_under_way_is_not_torn(tmp_path: Path) -> None:
+    temporary = tmp_path / files.temporary_name(4)
+    temporary.mkdir()
+    with files.hold(temporary):
+        assert files.find_torn(tmp_path) is None
+    assert files.find_torn(tmp_path) == 4
+
+
+@pytest.mark.parametrize(
     ("steps", "keep", "expired"),
     [([3, 2, 1], 2, [1]), ([3, 1], 0, []), ([5], 3, []), ([8, 6, 4], 1, [6, 4]), ([20, 10, 40, 30], 1, [10, 40, 30])],
 )

@@ -32,7 +32,7 @@ def die(*_: Any) -> None:
 
 
 def on_world(here: Session) -> None:
-    global checkpoint
+    global checkpoint  # noqa: PLW0603
     checkpoint = Checkpointer(OUT / "saved", model, optimizer, every=EVERY)
     if here.generation == 1 and here.rank == 0 and DIES == "writing":
         checkpoint._own_files = die

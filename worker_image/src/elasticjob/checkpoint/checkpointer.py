@@ -108,7 +108,7 @@ class Checkpointer:
         self._failure: BaseException | None = None
         here = context.current()
         self._repeats, self._before = here.repeats, here.before
-        self._owed = owed.find(self.directory)  # the step of a save that the last world did not complete
+        self._owed: int | None = None  # the step of a save that the last world did not complete
         self._damaged: set[int] = set()  # found by restore(): they are deleted first
         self._is_requested = False  # the agent of any rank has asked for the next save; the signal may not be here yet
         self._answering = False  # the current save answers the agent's request
@@ -119,6 +119,7 @@ class Checkpointer:
         leaving.wait_for(self)
         signals.checkpoint_requested()  # installs the signal handler
         self._on_rank_0("prepare the directory", self._prepare)
+        self._owed = owed.find(self.directory)
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -161,8 +162,13 @@ class Checkpointer:
         wanted = signals.checkpoint_requested() and not self._answering
         busy = self._memory is not None and self._memory.is_busy
         flags = torch.tensor([int(wanted), int(busy), int(self._owed is not None)])
-        if self._size > 1:
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._deciders)
+        try:
+            if self._size > 1:
+                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._deciders)
+        except Exception:
+            if is_periodic:
+                owed.begin(self.directory, step)
+            raise
         self._is_requested = bool(flags[0])
         self._wants_file = is_periodic or self._is_requested or bool(flags[2])
         is_due = bool(self._memory_every and step and step % self._memory_every == 0 and not flags[1])

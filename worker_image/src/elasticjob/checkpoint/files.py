@@ -78,6 +78,15 @@ def _list(directory: Path) -> list[Path]:
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
+def find_torn(directory: Path) -> int | None:
+    """The newest step whose save nobody completes any more; None if there is none, or a later one is complete."""
+    paths = _list(directory)
+    complete = max(split_steps([path.name for path in paths])[0], default=-1)
+    left = [path for path in paths if path.name.startswith(_TEMPORARY) and not _is_held(path)]
+    steps = list_steps(path.name.removeprefix(_TEMPORARY) for path in left)
+    return max((step for step in steps if step >= complete), default=None)
+
+
 def find_expired(
     steps: Sequence[int], keep: int, published: int | None = None, damaged: Collection[int] = ()
 ) -> list[int]:

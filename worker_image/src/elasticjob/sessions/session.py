@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.channel import completion, control, progress
+from elasticjob.context import agreement
 from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
@@ -748,6 +749,7 @@ class Session:
         elif self._is_replicated:
             self._buffers = StepBuffers(self.model)
         before = self.committed
+        agreement.enter(has_state=before >= 0)
         try:
             if self._on_world is not None:
                 with self._entering():
