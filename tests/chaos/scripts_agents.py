@@ -208,4 +208,5 @@ def run(
     result.lines = [line for line in lines if line.get("step", line.get("at", 0)) <= steps]
     result.finals = scripts_judge.read_finals(folder / "out", first=True)
     result.files = sorted(str(path.relative_to(folder)) for path in (folder / "saved").rglob("*"))
+    result.newest = scripts_judge.read_newest(folder / "saved")
     return result

@@ -1,8 +1,9 @@
-"""What a disturbed run of a script must have in common with an undisturbed one. Pure but for `read_final`."""
+"""What a disturbed run of a script must have in common with an undisturbed one. Pure but for what reads files."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ import torch
 # first optimizer of a process makes the second, and a process with locks or queues that a signal ends leaves the third.
 # A plain torchrun leaves all of them.
 EXPLAINED = {"torchelastic_": 1, "torchinductor_": 1, "pymp-": None}
+# A file of torch's own save, which nobody removes if its process is killed: torch only renames it.
+_OF_TORCH = re.compile(r"saved/(dcp-\d+)/\.metadata\.tmp")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Run:
     lines: list[dict[str, Any]] = field(default_factory=list)
     finals: dict[int, Any] = field(default_factory=dict)  # the last world's state, by rank
     files: list[str] = field(default_factory=list)  # below the folder of checkpoints
+    newest: str = ""  # what the script says there of its newest save, if it does
     left: list[str] = field(default_factory=list)  # processes and temporary files
     suspends: list[Suspend] = field(default_factory=list)
     error: str | None = None
@@ -71,8 +75,27 @@ def compare(run: Run, reference: Run, steps: int, tolerance: float) -> list[str]
     for rank, state in sorted(run.finals.items()):
         differences = list(find_differences(state, expected, tolerance))
         wrong += [f"rank {rank} ends with {one}" for one in differences[:4]]
-    wrong += [f"{name} is left" for name in (*run.left, *(name for name in run.files if ".tmp" in name))]
+    wrong += [f"{name} is left" for name in (*run.left, *find_unfinished(run))]
     return wrong
+
+
+def find_unfinished(run: Run) -> list[str]:
+    """The files of saves that have not come to their end, beyond those of torch's that the end of a world explains.
+
+    Each such end may explain one, and none that of the save from which the script would go on.
+    """
+    found = [name for name in run.files if ".tmp" in name]
+    matches = {name: match[1] for name in found if (match := _OF_TORCH.fullmatch(name))}
+    torn = [name for name, folder in matches.items() if folder != run.newest]
+    worlds = {line["generation"] for line in run.lines if "generation" in line}
+    explained = torn[: max(0, len(worlds) - 1)]
+    return [name for name in found if name not in explained]
+
+
+def read_newest(saved: Path) -> str:
+    """What the file `latest` says, which a script with torch's distributed checkpoints writes after each."""
+    latest = saved / "latest"
+    return latest.read_text() if latest.is_file() and not latest.is_symlink() else ""
 
 
 def _samples(lines: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, int, list[int]]]:

@@ -80,6 +80,7 @@ def run(
     result.lines = lines.read()
     result.finals = scripts_judge.read_finals(folder / "out")
     result.files = sorted(str(path.relative_to(folder)) for path in (folder / "saved").rglob("*"))
+    result.newest = scripts_judge.read_newest(folder / "saved")
     return result
 
 

@@ -18,7 +18,15 @@ from chaos import scripts_features as features
 from chaos.scripts import run
 from chaos.scripts_agents import Start
 from chaos.scripts_features import DDP, FEATURES, FSDP, RESTART, VIRTUAL
-from chaos.scripts_judge import Run, Suspend, check_suspends, compare, find_differences, find_unexplained
+from chaos.scripts_judge import (
+    Run,
+    Suspend,
+    check_suspends,
+    compare,
+    find_differences,
+    find_unexplained,
+    find_unfinished,
+)
 from chaos.scripts_text import draw, write
 from chaos.scripts_worlds import LARGEST, choose_start, draw_orders, plan
 from chaos.sessions import LOSSES
@@ -279,3 +287,25 @@ def test_the_judge_sees_states(own: dict[str, Any], problem: str | None) -> None
 def test_a_run_leaves_nothing_unfinished() -> None:
     run = Run(TWO, {0: {}}, ["saved/step-1", "saved/.tmp-step-2"])
     assert compare(run, Run(TWO, {0: {}}), 2, 1e-7) == ["saved/.tmp-step-2 is left"]
+
+
+@pytest.mark.parametrize(
+    ("worlds", "newest", "names", "left"),
+    [
+        pytest.param(2, "", ["dcp-6/.metadata.tmp"], [], id="of a world that has ended"),
+        pytest.param(1, "", ["dcp-6/.metadata.tmp"], ["dcp-6/.metadata.tmp"], id="of no world that has ended"),
+        pytest.param(2, "dcp-6", ["dcp-6/.metadata.tmp"], ["dcp-6/.metadata.tmp"], id="of the newest save"),
+        pytest.param(3, "dcp-12", ["dcp-4/.metadata.tmp", "dcp-8/.metadata.tmp"], [], id="one of each"),
+        pytest.param(
+            2, "", ["dcp-4/.metadata.tmp", "dcp-8/.metadata.tmp"], ["dcp-8/.metadata.tmp"], id="more than one of each"
+        ),
+        pytest.param(3, "", ["dcp-6/rest.pt.tmp", "latest.tmp", "state.pt.tmp"], None, id="of the script"),
+        pytest.param(3, "", [".tmp-step-00000006/.metadata.tmp"], None, id="of a Checkpointer"),
+    ],
+)
+def test_torch_leaves_one_file_of_a_save_whose_process_is_killed(
+    worlds: int, newest: str, names: list[str], left: list[str] | None
+) -> None:
+    lines = [{"step": 1, "generation": number} for number in range(worlds)]
+    run = Run(lines, files=[f"saved/{name}" for name in names], newest=newest)
+    assert find_unfinished(run) == [f"saved/{name}" for name in (names if left is None else left)]
