@@ -1,0 +1,54 @@
+"""All pods are stopped, and may save: no step is lost, also while the sessions wait for a world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.fake_hub import FakeHub
+from worker.fake_pods import Pods, Steps
+from worker.gang_helper import PROGRAMS
+
+pytestmark = pytest.mark.timeout(240)
+
+GROWS, LOSES = "it grows", "a member was lost"
+
+
+@pytest.mark.parametrize("change", [GROWS, LOSES, None])
+def test_a_suspend_while_the_world_changes_loses_no_step(
+    hub: FakeHub, pods: Pods, tmp_path: Path, change: str | None
+) -> None:
+    start = [str(PROGRAMS / "ej_owed.py"), str(tmp_path / "out")]
+    steps = Steps(tmp_path / "out")
+    members = [pods.start(f"pod-{number}", *start, launcher="elasticjob-run") for number in range(2)]
+    world = hub.wait_for_world(2)
+    steps.wait(lambda lines: any(line["step"] == 5 for line in lines))
+    hub.set_size(3)  # no smaller world is formed any more
+    if change == GROWS:
+        hub.set_size(4)
+        members.append(pods.start("pod-2", *start, launcher="elasticjob-run"))
+    elif change == LOSES:
+        lost = next(pod for pod in members if pod.name == world.pods[0])
+        members.remove(lost)
+        lost.kill()
+        hub.declare_lost(lost.name)
+    if change is not None:
+        hub.wait_for(lambda: all(hub.phases(pod.name)[-1:] == ["ready"] for pod in members), what="all wait")
+    made = max(steps.read(), key=lambda line: int(line["step"]))
+    hub.suspend()
+    assert [pod.wait() for pod in members] == [0] * len(members)
+    hub.resume()
+    hub.set_size(2)
+    for number in range(2):
+        pods.start(f"pod-{number + 4}", *start, launcher="elasticjob-run")
+    again = hub.wait_for_world(2, newer_than=world.generation)
+    steps.wait_for_world(2, again.generation)
+    restored: list[dict[str, Any]] = [line for line in steps.read() if line.get("restored")]
+    last = [line for line in restored if line["generation"] == again.generation]
+    assert len(last) == 2
+    for line in last:
+        weights = [one["weight"] for one in steps.read() if one["step"] == line["step"]]
+        assert line["step"] >= made["step"]
+        assert weights == weights[:1] * len(weights), "it is the state of this step"
