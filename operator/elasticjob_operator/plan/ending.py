@@ -133,9 +133,13 @@ def _force(seen: Seen, spec: api.Spec) -> tuple[tuple[Deletion, ...], float | No
 
 
 def _is_busy(seen: Seen, pod: Pod) -> bool:
+    """Whether its agent may have something to save. Sessions that wait for a world have their state in memory."""
     agent = seen.agents.get(pod.uid)
-    busy = (wire.AgentPhase.RUNNING, wire.AgentPhase.STOPPING)
-    return agent is not None and agent.connected and not pod.terminal and agent.state.phase in busy
+    if agent is None or not agent.connected or pod.terminal:
+        return False
+    phase = agent.state.phase
+    waits = phase is wire.AgentPhase.READY and agent.state.in_process
+    return waits or phase in (wire.AgentPhase.RUNNING, wire.AgentPhase.STOPPING)
 
 
 def _suspended_status(

@@ -594,3 +594,20 @@ def test_what_only_others_say_of_a_node_excludes_no_pod(wish: str, avoided: tupl
     job = make_job(make_spec(1, 1, health={"avoidNodes": wish}))
     made = plan(Seen(job=job, faulty_nodes=("n2",), suspected_nodes=("n1",), now=NOW))
     assert [new.avoid for new in made.create] == [avoided]
+
+
+@pytest.mark.parametrize(
+    ("phase", "keeps_memory", "waits"),
+    [
+        pytest.param("running", False, True, id="it trains"),
+        pytest.param("ready", False, False, id="its workers have ended"),
+        pytest.param("ready", True, True, id="its sessions wait for a world, with their state in memory"),
+        pytest.param("starting", True, False, id="its sessions have no state yet"),
+    ],
+)
+def test_a_suspended_pod_that_may_save_is_not_deleted_yet(phase: str, keeps_memory: bool, waits: bool) -> None:
+    job = make_job(make_spec(runPolicy={"suspend": True}), started(rendezvous=make_world(members=(0,))))
+    agent = make_agent(0, phase, 1, said={"in_process": keeps_memory})
+    made = plan(see(job, (make_pod(0),), agents={"u0": agent}))
+    assert [gone.uid for gone in made.delete] == ([] if waits else ["u0"])
+    assert made.wake_at is not None or not waits, "it is looked at again when its grace is over"

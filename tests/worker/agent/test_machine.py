@@ -471,6 +471,33 @@ def test_sessions_that_nobody_continues_save_first() -> None:
     assert play(state, events.Stopped(), events.Wanted())[1] == [events.Exit(0, "over")]
 
 
+@pytest.mark.parametrize("stage", [Stage.READY, Stage.PAUSING, Stage.LAUNCHED])
+def test_sessions_that_wait_for_a_world_save_before_nobody_continues_them(stage: Stage) -> None:
+    stop = hub_changed(wire.Stop("over", checkpoint=True, grace_seconds=10.0))
+    state, done = play(replace(make_state(stage, sessions=True), idle=()), events.Idle(1), stop)
+    if stage is not Stage.READY:  # a store was to be opened
+        state, done = play(replace(make_state(stage, sessions=True), idle=()), stop, events.Idle(1))
+    assert (state.stage, kinds(done)[-2:]) == (Stage.SAVING, [wire.STOPPING, "Save"])
+    state, done = play(state, events.Saved())
+    assert (state.stage, state.end) == (Stage.OVER, events.Exit(0, "over"))
+    assert "Save" not in kinds(done), "once"
+
+
+@pytest.mark.parametrize(
+    ("directive", "more"),
+    [
+        pytest.param(wire.Stop("over"), {}, id="nothing is to be saved"),
+        pytest.param(wire.Stop("over", checkpoint=True, grace_seconds=10.0), {"deadline": NOW}, id="they have saved"),
+        pytest.param(None, {"leave_at": NOW}, id="the others go on"),
+    ],
+)
+def test_sessions_that_wait_for_a_world_do_not_save_otherwise(
+    directive: wire.Directive | None, more: dict[str, float]
+) -> None:
+    state, done = play(replace(make_state(Stage.READY, sessions=True), **more), hub_changed(directive))  # type: ignore[arg-type]
+    assert (state.stage, kinds(done)) == (Stage.OVER, [])
+
+
 # Leaving.
 
 

@@ -29,7 +29,9 @@ checkpoints: list[Checkpointer] = []
 def write(here: Session, step: int, **more: bool) -> None:
     weight = sum(one.double().abs().sum().item() for one in model.parameters())
     place = {"generation": here.generation, "rank": here.rank, "world": here.world_size, "pid": os.getpid()}
-    os.write(descriptor, (json.dumps({"t": time.time(), "step": step, "weight": weight, **place, **more}) + "\n").encode())
+    os.write(
+        descriptor, (json.dumps({"t": time.time(), "step": step, "weight": weight, **place, **more}) + "\n").encode()
+    )
 
 
 def on_world(here: Session) -> None:

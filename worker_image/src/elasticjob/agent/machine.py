@@ -97,7 +97,7 @@ def _wanted(state: State, event: events.Wanted, now: float) -> Result:
         return stages.launch(state, now), (*published, events.Launch(code))
     failure = rules.find_why(state, event.found, now)
     if not state.keeps_memory:
-        return stages.prepare(state, failure)
+        return stages.prepare(state, failure, now)
     state = replace(state, idle=())
     if state.proven:
         state = replace(state, failure=failure, code=code)
@@ -107,7 +107,7 @@ def _wanted(state: State, event: events.Wanted, now: float) -> Result:
         "The script exited before it created an elasticjob.Session; from now on it is started only once a world exists."
     )
     state, published = stages.publish(replace(state, ran=False), in_process=False)
-    state, actions = stages.prepare(state, None)
+    state, actions = stages.prepare(state, None, now)
     return state, (*published, events.Log(text), *actions)
 
 
@@ -116,7 +116,7 @@ def _listening(state: State, event: events.Listening, now: float) -> Result:
         return state, ()
     end = rules.find_end(state)
     if end is not None:
-        return stages.give_up(state, end)
+        return stages.give_up(state, end, now)
     state = replace(state, stage=Stage.READY)
     shards = tuple(sorted({shard for one in state.idle for shard in one.shards}))
     return stages.publish(state, phase=wire.READY, store=event.store, failure=state.failure, shards=shards)
@@ -139,7 +139,7 @@ def _missed(state: State, event: events.Missed, now: float) -> Result:
     if world is None:
         return state, ()
     state, published = stages.publish(state, phase=wire.STOPPING, generation=world.generation, store=None)
-    state, actions = stages.prepare(state, None)
+    state, actions = stages.prepare(state, None, now)
     return state, (*published, *actions)
 
 

@@ -96,6 +96,13 @@ def is_told_of_links(state: State, found: Preflight) -> bool:
     return has_result or bool(find_unmeasured(state, found)) or find_end(state) is not None
 
 
+def may_save_idle(state: State) -> bool:
+    """Whether sessions in no world may save what they have in memory, as the hub stops all of them. Once."""
+    directive = state.hub.directive
+    is_asked = isinstance(directive, wire.Stop) and directives.grace_of(directive) > 0
+    return is_asked and state.keeps_memory and state.all_idle and state.deadline is None
+
+
 def must_hurry(state: State, now: float) -> bool:
     """Whether a member was lost while the others save their state, so that no save can complete."""
     return state.granted > 0 and find_grace(state, now) == 0

@@ -36,17 +36,24 @@ def publish(state: State, **changes: object) -> Result:
     return state, (events.Publish(state.published),)
 
 
-def prepare(state: State, failure: wire.Failure | None) -> Result:
+def prepare(state: State, failure: wire.Failure | None, now: float) -> Result:
     """No worker is in a world: open a new store, which no member of an old world can know."""
     end = rules.find_end(state)
     if end is not None:
-        return give_up(state, end)
+        return give_up(state, end, now)
     state = replace(state, stage=Stage.PREPARING, failure=failure, until=None, world=None)
     return state, (events.CloseStores(), events.OpenStore())
 
 
-def give_up(state: State, end: events.Exit) -> Result:
-    """There will be no further world. If workers wait for one, torch gets the exit at its next request."""
+def give_up(state: State, end: events.Exit, now: float) -> Result:
+    """There will be no further world. If workers wait for one, torch gets the exit at its next request.
+
+    Sessions that wait for one may have made steps since the last save, and are asked for one if there is time.
+    """
+    if rules.may_save_idle(state):
+        state, published = publish(state, phase=wire.STOPPING, store=None)
+        state, actions = save(state, rules.find_grace(state, now), now)
+        return state, (*published, *actions)
     state = replace(state, stage=Stage.OVER, end=end, until=None)
     return state, () if state.keeps_memory else (end,)
 
@@ -96,7 +103,7 @@ def end_hang(state: State, now: float) -> Result:
 
 def _while_launched(state: State, now: float) -> Result:
     if state.all_idle:
-        return prepare(state, state.failure or state.evidence or rules.find_breakage(state, now))
+        return prepare(state, state.failure or state.evidence or rules.find_breakage(state, now), now)
     actions: Actions = ()
     if state.asked is None and rules.is_over(state, state.generation, now):
         state, actions = replace(state, asked=False), (events.CloseStores(),)
@@ -113,7 +120,7 @@ def _while_launched(state: State, now: float) -> Result:
 def _while_ready(state: State, now: float) -> Result:
     end = rules.find_end(state)
     if end is not None:
-        return give_up(state, end)
+        return give_up(state, end, now)
     if state.keeps_memory and not state.all_idle:  # a worker died: the others cannot enter the world without it
         return publish(replace(launch(state, now), asked=False), phase=wire.STARTING)
     directive = state.hub.directive
@@ -144,7 +151,7 @@ def _while_running(state: State, now: float) -> Result:
     if state.until is not None and now >= state.until:  # the hub did not react to the reported hang
         return (replace(state, until=None), (events.Kill(),)) if state.keeps_memory else end_hang(state, now)
     if state.keeps_memory and state.all_idle:
-        return prepare(state, state.evidence or rules.find_breakage(state, now))
+        return prepare(state, state.evidence or rules.find_breakage(state, now), now)
     return state, ()
 
 
@@ -181,7 +188,7 @@ def _while_stopping(state: State, now: float) -> Result:
 
 def _while_pausing(state: State, now: float) -> Result:
     if state.all_idle:
-        return prepare(state, state.evidence)
+        return prepare(state, state.evidence, now)
     if state.until is not None and now >= state.until:
         idle = frozenset(one.pid for one in state.idle)
         return replace(launch(state, now), asked=False), (events.KillSessions(idle),)

@@ -31,6 +31,16 @@ def checkpoint_requested() -> bool:
     return _requested
 
 
+def is_pending() -> bool:
+    """Whether a checkpoint was requested and not saved yet. Unlike `checkpoint_requested`, it registers nothing."""
+    return _requested
+
+
+def on_request(callback: Callable[[], None]) -> None:
+    """Call `callback` too if this process is asked, which it is only if its script registers for that."""
+    _callbacks.append(callback)
+
+
 def clear_checkpoint_request() -> None:
     """Mark the requested checkpoint as saved; the agent stops waiting for it."""
     global _requested  # noqa: PLW0603

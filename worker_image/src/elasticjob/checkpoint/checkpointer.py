@@ -25,6 +25,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from elasticjob.channel import progress, signals
 from elasticjob.checkpoint import distrust, files, memory, owed, shelf
@@ -61,6 +62,7 @@ _SHARE = (
     "All ranks need the same directory, on a volume that all pods mount. With spec.checkpoints each pod has its own:"
     " there let rank 0 write files with torch.save, or all ranks with torch.distributed.checkpoint.save."
 )
+_newest: weakref.WeakValueDictionary[Path, Checkpointer] = weakref.WeakValueDictionary()  # by directory
 
 
 class Checkpointer:
@@ -114,9 +116,12 @@ class Checkpointer:
         self._answering = False  # the current save answers the agent's request
         self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
         self._wants_file = True  # ... and whether it wants a file of it too
+        # The last step that the script has named, in an earlier world of this process too.
+        self._counted: int | None = before._counted if (before := _newest.get(self.directory)) is not None else None
         self._memory = self._open_memory() if memory_every else None
         distrust.watch(self.directory, self._memory)
         leaving.wait_for(self)
+        _newest[self.directory] = self
         signals.checkpoint_requested()  # installs the signal handler
         self._on_rank_0("prepare the directory", self._prepare)
         self._owed = owed.find(self.directory)
@@ -157,7 +162,7 @@ class Checkpointer:
 
         Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
         """
-        step = _count(step)
+        step = self._counted = _count(step)
         is_periodic = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
         busy = self._memory is not None and self._memory.is_busy
@@ -199,6 +204,7 @@ class Checkpointer:
         ConfigurationError if `step` is no whole number from 0.
         """
         step, began = _count(step), time.monotonic()
+        self._counted = step
         if self._memory is not None and step == self._memory_step:
             self._memory.take(step)
             wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
@@ -273,6 +279,42 @@ class Checkpointer:
                 thread.join(seconds)
                 if thread.is_alive():
                     _log.warning("%s in %s did not end within %g s: it is lost", thread.name, self.directory, seconds)
+
+    def save_alone(self, step: int) -> None:
+        """Save the state of this process, without others: the sessions of all ranks wait for a world that never comes.
+
+        Each has all of the state. One of them saves, and the others wait until it has.
+        """
+        if _newest.get(self.directory) is not self or dist.is_initialized():
+            return
+        if self._counted is None:
+            return  # nothing was trained here
+        if abs(self._counted - step) > 1:
+            text = "step %d is not saved in %s: the script calls it %d, or has not asked should_save about it"
+            _log.warning(text, step, self.directory, self._counted)
+            return
+        began = time.monotonic()
+        try:
+            with files.taking_turns(self.directory):
+                saved = files.split_steps(self._list_names())[0]
+                if all(one < step for one in saved):
+                    self._write_alone(step)
+                    progress.saves.note(FILE, began)
+        except (Exception, CheckpointException) as error:
+            _log.warning("step %d is not saved in %s: %s", step, self.directory, find_root_cause(error))
+
+    def _write_alone(self, step: int) -> None:
+        temporary = self.directory / files.temporary_name(step)
+        others = collect_others(self._optimizer, self._others)
+        self._make_room(temporary)
+        with files.hold(temporary):
+            save(collect(self._model, self._optimizer), checkpoint_id=temporary)
+            own = [*sorted(temporary.glob("__*")), temporary / files.STATE, temporary / ".metadata"]
+            (temporary / files.STATE).write_bytes(others)
+            manifest = {"version": 1, "step": step, "worldSize": 1, "files": files.seal_files(own)}
+            files.publish(temporary, self.directory / files.folder_name(step), manifest)
+        files.delete_expired(self.directory, self.steps(), self._keep, step, self._damaged)
+        _log.info("step %d is saved in %s, by one rank for all: they were in no world", step, self.directory)
 
     def _find_reason(self, error: BaseException) -> str:
         if isinstance(error, CheckpointFailedError):

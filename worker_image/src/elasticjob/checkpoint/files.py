@@ -215,6 +215,17 @@ def hold(temporary: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def taking_turns(directory: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block. Where directories cannot be locked, it does nothing."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 def _is_held(temporary: Path) -> bool:
     try:
         with (temporary / _LOCK).open("r+") as file:

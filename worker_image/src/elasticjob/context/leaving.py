@@ -1,4 +1,7 @@
-"""What has to end before this process leaves a world in order: a save needs the process groups until it is complete."""
+"""What has to end before this process leaves a world in order: a save needs the process groups until it is complete.
+
+And what can save without any, once there will be no further world.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ class Busy(Protocol):
     def finish(self, seconds: float | None) -> None:
         """Wait until it is done, at most so long. Never raises."""
 
+    def save_alone(self, step: int) -> None:
+        """Save this process's state, which is that after so many steps, in no world. Never raises."""
+
 
 _busy: weakref.WeakSet[Busy] = weakref.WeakSet()
 
@@ -19,6 +25,12 @@ _busy: weakref.WeakSet[Busy] = weakref.WeakSet()
 def wait_for(one: Busy) -> None:
     """From now on, `leave` waits for this object, which it does not keep alive."""
     _busy.add(one)
+
+
+def save_alone(step: int) -> None:
+    """There will be no further world for this process, which has all of the state in memory: save it."""
+    for one in list(_busy):
+        one.save_alone(step)
 
 
 def leave(seconds: float | None = None) -> None:

@@ -140,6 +140,11 @@ class Memory:
     def _can_take_back(self) -> bool:
         return self._can_go_back and isinstance(self.model_state, ReplicatedModelState)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank alone has all of the state, after a step that is applied in all its parts."""
+        return self._clean and self.committed >= 0 and isinstance(self.model_state, ReplicatedModelState)
+
     def note_torn(self) -> None:
         """A broken step has changed what cannot be taken back."""
         self._clean = False

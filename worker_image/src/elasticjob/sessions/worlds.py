@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from elasticjob.channel import control, place, progress
+from elasticjob.channel import control, place, progress, signals
 from elasticjob.channel.place import Place
 from elasticjob.collectives import messages
 from elasticjob.context import leaving
@@ -52,7 +52,7 @@ class Worlds:
         self._on_world = on_world
         self._lock = threading.Lock()  # guards the state and the number of ...
         self._uncounted = 0  # ... steps that the machine does not know of yet
-        self._calls: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Place | None] = queue.SimpleQueue()  # None: only look around
         self._place: Place | None = None  # in the world that was entered last
         self._promises: Promises | None = None
         self._meetings: Meetings | None = None  # of a world of several ranks
@@ -91,6 +91,7 @@ class Worlds:
         groups.watch_messages()
         self._client.listen(self._on_message)
         self._client.want(control.SESSION)
+        signals.on_request(lambda: self._calls.put(None))
         started_in = place.from_environ(os.environ)
         first = None if started_in is None else self._take(started_in)
         if first is None or not self._try(first):
@@ -293,14 +294,23 @@ class Worlds:
     def _await_call(self) -> Place:
         assert self._client is not None
         while True:
+            self._save_alone()
             try:
                 called = self._calls.get(timeout=1.0)
             except queue.Empty:
                 if self._client.closed.is_set():
                     raise SystemExit(1) from None  # the agent has exited, so there will be no other world
                 continue
-            if (taken := self._take(called)) is not None:
+            if called is not None and (taken := self._take(called)) is not None:
                 return taken
+
+    def _save_alone(self) -> None:
+        """Save what is in memory if the agent asks for it: it does so in no world only if no further one comes."""
+        if not signals.is_pending():
+            return
+        if self._memory.is_whole:
+            leaving.save_alone(self._memory.committed + 1)
+        signals.clear_checkpoint_request()
 
     def _take(self, called: Place) -> Place | None:
         """The world to enter; None if the machine ignores this message."""
