@@ -117,7 +117,7 @@ class Checkpointer:
         self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
         self._wants_file = True  # ... and whether it wants a file of it too
         # The last step that the script has named, in an earlier world of this process too.
-        self._counted: int | None = before._counted if (before := _newest.get(self.directory)) is not None else None
+        self.counted: int | None = before.counted if (before := _newest.get(self.directory)) is not None else None
         self._memory = self._open_memory() if memory_every else None
         distrust.watch(self.directory, self._memory)
         leaving.wait_for(self)
@@ -162,7 +162,7 @@ class Checkpointer:
 
         Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
         """
-        step = self._counted = _count(step)
+        step = self.counted = _count(step)
         is_periodic = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
         busy = self._memory is not None and self._memory.is_busy
@@ -204,7 +204,7 @@ class Checkpointer:
         ConfigurationError if `step` is no whole number from 0.
         """
         step, began = _count(step), time.monotonic()
-        self._counted = step
+        self.counted = step
         if self._memory is not None and step == self._memory_step:
             self._memory.take(step)
             wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
@@ -287,11 +287,11 @@ class Checkpointer:
         """
         if _newest.get(self.directory) is not self or dist.is_initialized():
             return
-        if self._counted is None:
+        if self.counted is None:
             return  # nothing was trained here
-        if abs(self._counted - step) > 1:
+        if abs(self.counted - step) > 1:
             text = "step %d is not saved in %s: the script calls it %d, or has not asked should_save about it"
-            _log.warning(text, step, self.directory, self._counted)
+            _log.warning(text, step, self.directory, self.counted)
             return
         began = time.monotonic()
         try:
