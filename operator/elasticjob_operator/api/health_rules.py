@@ -71,8 +71,8 @@ class MetricCheck(Model):
     )
     falls_percent: Annotated[int, Field(ge=1, le=99)] | None = Field(
         default=None,
-        description="The median of its last 8 reports is by so much below the best such median at the same number of "
-        "pods; at rank 0.",
+        description="The median of its last 8 reports is by so much below the best median of its last 64 at the same "
+        "number of pods; at rank 0.",
     )
 
     CEL = (

@@ -202,8 +202,8 @@ def note(before: RuleMemory, reports: Sequence[Report], present: Iterable[str] =
     series = _keep(before, judged, bad) if is_series else before.series
     after = replace(before, bad=bad, series=series)
     if check.falls_percent is not None and reports and len(values := series[reports[0].uid].values) >= LEAST:
-        recent = median(values[-RECENT:])
-        after = replace(after, best=recent if before.best is None else max(before.best, recent))
+        usual = median(values)  # of a few of them, the best that there ever was would be that of their noise
+        after = replace(after, best=usual if before.best is None else max(before.best, usual))
     steps = [report.step for report, _ in judged if report.step is not None]
     is_sick = any(text for _, text in judged) or any(
         one.last == series[uid].seen for uid, one in bad.items() if is_series
