@@ -74,7 +74,7 @@ def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:
 
 
 def begin_anew(restarts: api.RestartStatus) -> api.RestartStatus:
-    """The budget of a job that somebody resumes whom a rule has asked to look at it."""
+    """The budget of a job that a rule has suspended, so that somebody would look at it, and that was resumed."""
     return forget_error(revise(restarts, user=0, window_start=None))
 
 

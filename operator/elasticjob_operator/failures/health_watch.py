@@ -20,12 +20,13 @@ from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.text import clean
 from elasticjob_operator.times import parse_time
 
-WINDOW: Final = 64  # reports by whose median a rule with `sigma` judges ...
-LEAST: Final = 16  # ... or more than that, after which it judges at all
-RECENT: Final = 8  # reports of which the median may fall
-QUIET_SECONDS: Final = (
-    60.0  # at least, from the last bad report until an incident is over; a good one has to come as well
+WINDOW: Final = (
+    64  # reports by whose median a rule with `sigma` judges, and whose best `fallsPercent` compares with ...
 )
+LEAST: Final = 16  # ... or more than that, after which they judge at all
+RECENT: Final = 8  # reports of which the median may fall
+# From the last bad report until an incident is over, at least: a good one has to come as well.
+QUIET_SECONDS: Final = 60.0
 MOST_BAD: Final = 32  # ranks that are remembered for a rule
 MOST_SERIES: Final = 64  # pods whose reports are kept for a rule with `sigma`: those of the lowest ranks
 _MOST_LINE: Final = 256  # characters that are told

@@ -146,7 +146,7 @@ def test_where_a_job_began_never_wins_over_what_it_has_made_since(gang: Gang, mo
     def fail(*_: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("elasticjob.archive.unlinked.Folder.put", fail)
+    monkeypatch.setattr("elasticjob.archive.folders.Folder.pipe_file", fail)
     fork = Job(gang, "b", (job.url, None))
     first, second = fork.pod(), fork.pod()
     gang.enter(first, second)
@@ -203,7 +203,7 @@ def test_what_could_not_be_archived_in_time_is_told(gang: Gang, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("elasticjob.archive.unlinked.Folder.put", fail)
+    monkeypatch.setattr("elasticjob.archive.folders.Folder.pipe_file", fail)
     (pod.path / "a.pt").write_bytes(b"the very last")
     pod.workers = Workers.DONE
     pod.keeper.flush(gangs.PATIENCE, 5.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.archive import commands, layout, reading, unlinked
+from elasticjob.archive import commands, folders, layout, reading
 from elasticjob.archive.garbage import Doomed
 from elasticjob.archive.layout import Object
 from elasticjob.archive.reading import DamagedError
@@ -442,12 +442,12 @@ def test_a_listing_shows_what_is_left_where_a_file_goes_meanwhile(
     commands.push(storage, source, 7)
     going = tmp_path / "store/team/job/uid" / layout.SAVES / "going"
     going.touch()
-    size_of = unlinked._size_of
+    size_of = folders._size_of
 
     def delete_first(entry: os.DirEntry[str]) -> int:
         going.unlink(missing_ok=True)
         return size_of(entry)
 
-    monkeypatch.setattr(unlinked, "_size_of", delete_first)
+    monkeypatch.setattr(folders, "_size_of", delete_first)
     assert len(storage.list(layout.SAVES)) == 1
     assert [save.step for _, save in reading.find_saves(storage)] == [7]

@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from elasticjob.archive import unlinked
+from elasticjob.archive import folders
 from elasticjob.archive.storage import RefusedError, Storage
 
 COMMON = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -188,7 +188,7 @@ def test_a_folder_is_written_and_listed_whichever_fsspec_there_is(
 
     monkeypatch.setattr(LocalFileSystem, "mv", move)
     monkeypatch.setattr(LocalFileSystem, "ls", list_all)
-    storage, size_of = Storage(f"file://{tmp_path}/job"), unlinked._size_of
+    storage, size_of = Storage(f"file://{tmp_path}/job"), folders._size_of
     for name in ("a", "b"):
         storage.put(f"saves/{name}", b"12")
     assert storage.list("saves") == {"a": 2, "b": 2}
@@ -197,5 +197,5 @@ def test_a_folder_is_written_and_listed_whichever_fsspec_there_is(
         (tmp_path / "job" / "saves" / "a").unlink(missing_ok=True)
         return size_of(entry)
 
-    monkeypatch.setattr(unlinked, "_size_of", delete_first)
+    monkeypatch.setattr(folders, "_size_of", delete_first)
     assert storage.list("saves").items() >= {"b": 2}.items()

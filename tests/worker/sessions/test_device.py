@@ -28,6 +28,17 @@ def train(folder: Path, size: int = 3, /, **variables: str) -> tuple[FakeAgent, 
     return agent, collect_norms(agent)
 
 
+def grow(folder: Path, size: int, after: int, /, **variables: str) -> tuple[FakeAgent, dict[int, set[float]]]:
+    """The same, where one more rank joins after this step."""
+    with FakeAgent(PROGRAM, folder, **{"LAST": "24", **variables}) as agent:
+        agent.start(size)
+        agent.wait(lambda: any(row["step"] >= after for row in agent.rows), "some steps")
+        agent.join()
+        agent.tell(announced=True)
+        agent.run()
+    return agent, collect_norms(agent)
+
+
 def collect_norms(agent: FakeAgent) -> dict[int, set[float]]:
     """The norms of the parameters after each step, on all ranks."""
     norms: dict[int, set[float]] = {}
@@ -145,12 +156,7 @@ def test_one_rank_may_step_in_the_backward_pass(tmp_path: Path, backend: str) ->
     agent, norms = train(tmp_path / "alone", 1, KIND="hooks", BACKEND=backend)
     assert agent.ended == [0]
     assert sorted(norms) == list(range(25))
-    with FakeAgent(PROGRAM, tmp_path / "joined", LAST="1000000", KIND="hooks", BACKEND=backend) as agent:
-        agent.start(1)
-        agent.wait(lambda: any(row["step"] >= 2 for row in agent.rows), "some steps")
-        agent.join()
-        agent.tell(announced=True)
-        agent.run()
+    agent, _ = grow(tmp_path / "joined", 1, 2, LAST="1000000", KIND="hooks", BACKEND=backend)
     assert agent.ended == [1, 1]
     assert "ConfigurationError: SGD steps inside of the backward pass" in agent.log
 
@@ -160,14 +166,8 @@ def test_one_rank_may_step_in_the_backward_pass(tmp_path: Path, backend: str) ->
 def test_a_communication_hook_has_a_new_state_in_each_world(tmp_path: Path, undisturbed: Any, backend: str) -> None:
     """Its state decides what it sends, so a joiner has to begin with the same one as the others."""
     variables = {"KIND": "comm hook", "BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "KILL": "14:0:2:backward"}
-    with FakeAgent(PROGRAM, tmp_path, LAST="24", **variables) as agent:
-        agent.start(2)
-        agent.wait(lambda: any(row["step"] >= 6 for row in agent.rows), "some steps")
-        agent.join()
-        agent.tell(announced=True)
-        agent.run()
+    agent, norms = grow(tmp_path, 2, 3, **variables)
     assert sorted(agent.ended) == [-9, 0, 0]
-    norms = collect_norms(agent)
     check(norms, undisturbed("plain"))
 
 
@@ -277,14 +277,8 @@ def test_a_description_of_the_state_that_has_arrived_in_part_keeps_nobody(
 ) -> None:
     """It goes over gloo, whatever the backend of the session is."""
     variables = {"BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "DIE_TELLING": "2"}
-    with FakeAgent(PROGRAM, tmp_path, LAST="24", **variables) as agent:
-        agent.start(2)
-        agent.wait(lambda: any(row["step"] >= 3 for row in agent.rows), "four steps")
-        agent.join()
-        agent.tell(announced=True)
-        agent.run()
+    agent, norms = grow(tmp_path, 2, 3, **variables)
     assert sorted(agent.ended) == [-9, 0, 0], "the survivor keeps its process"
-    norms = collect_norms(agent)
     check(norms, undisturbed("plain"))
 
 

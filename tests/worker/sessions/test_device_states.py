@@ -12,7 +12,7 @@ from elasticjob.torchcompat import sharding
 from side_by_side import together
 from torch_features import needs_fsdp_on_cpu
 from worker.fake_agent import FakeAgent
-from worker.sessions.test_device import PROGRAM, check, collect_norms, train, undisturbed
+from worker.sessions.test_device import PROGRAM, check, collect_norms, grow, train, undisturbed
 
 __all__ = ["undisturbed"]  # a fixture
 
@@ -97,7 +97,7 @@ def test_shards_are_cut_anew(tmp_path: Path, undisturbed: Any, backend: str) -> 
         agent.run()
     norms = collect_norms(agent)
     check(norms, undisturbed("fsdp"))
-    assert len(agent.rows) == sum(len([row for row in agent.rows if row["step"] == step]) for step in range(25))
+    assert len({(row["step"], row["generation"]) for row in agent.rows}) == 25, "no step is made in two worlds"
 
 
 @BACKENDS
@@ -108,14 +108,8 @@ def test_who_gives_a_joiner_its_shards_may_die_meanwhile(
 ) -> None:
     """At any of its messages: see `test_dying_source` for all of them."""
     variables = {"KIND": "fsdp", "BACKEND": backend, "FAKE_NCCL": "leaves=garbage", "KILL": f"{message}:0:2:entering"}
-    with FakeAgent(PROGRAM, tmp_path, LAST="24", **variables) as agent:
-        agent.start(2)
-        agent.wait(lambda: any(row["step"] >= 4 for row in agent.rows), "some steps")
-        agent.join()
-        agent.tell(announced=True)
-        agent.run()
+    agent, norms = grow(tmp_path, 2, 4, **variables)
     assert sorted(agent.ended) == [-9, 0, 0]
-    norms = collect_norms(agent)
     check(norms, undisturbed("fsdp"))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from elasticjob.archive.unlinked import Folder, LinkError
+from elasticjob.archive.folders import Folder, LinkError
 
 EXTRAS: Final = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}  # package, our extra
 _SECONDS: Final = 60  # without a byte
@@ -174,10 +174,7 @@ class Storage:
         """Write an object, whole or not at all. Raises StoreError."""
         files, path = self._need(), f"{self._root}/{name}"
         try:
-            if self._protocol == "file":
-                files.put(path, data)
-            else:
-                files.pipe_file(path, data)
+            files.pipe_file(path, data)
         except Exception as error:
             raise self._translate(error) from error
 
@@ -257,7 +254,7 @@ def _find_plain(client: type) -> type | None:
 def _settings(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What makes a store answer with what is there now, and within a time."""
     if protocol == "file":
-        return {"auto_mkdir": True}
+        return {}  # of `fsspec`'s folder, only the place is used: see `folders`
     common: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if protocol == "s3":
         return {**common, "config_kwargs": {"connect_timeout": 10, "read_timeout": _SECONDS}}

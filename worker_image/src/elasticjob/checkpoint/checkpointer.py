@@ -63,6 +63,7 @@ _SHARE = (
     " there let rank 0 write files with torch.save, or all ranks with torch.distributed.checkpoint.save."
 )
 _newest: weakref.WeakValueDictionary[Path, Checkpointer] = weakref.WeakValueDictionary()  # by directory
+_named: dict[Path, int] = {}  # the last step that the script has named, by directory: in an earlier world, too
 
 
 class Checkpointer:
@@ -116,8 +117,6 @@ class Checkpointer:
         self._answering = False  # the current save answers the agent's request
         self._memory_every, self._memory_step = memory_every, -1  # the step that should_save wants in memory ...
         self._wants_file = True  # ... and whether it wants a file of it too
-        # The last step that the script has named, in an earlier world of this process too.
-        self.counted: int | None = before.counted if (before := _newest.get(self.directory)) is not None else None
         self._memory = self._open_memory() if memory_every else None
         distrust.watch(self.directory, self._memory)
         leaving.wait_for(self)
@@ -162,7 +161,7 @@ class Checkpointer:
 
         Equal on all ranks. A snapshot in memory is left out while the one before is still being written.
         """
-        step = self.counted = _count(step)
+        step = _named[self.directory] = _count(step)
         is_periodic = bool(self._every and step and step % self._every == 0)
         wanted = signals.checkpoint_requested() and not self._answering
         busy = self._memory is not None and self._memory.is_busy
@@ -204,7 +203,7 @@ class Checkpointer:
         ConfigurationError if `step` is no whole number from 0.
         """
         step, began = _count(step), time.monotonic()
-        self.counted = step
+        _named[self.directory] = step
         if self._memory is not None and step == self._memory_step:
             self._memory.take(step)
             wants_file, self._wants_file, self._memory_step = self._wants_file or wait, True, -1
@@ -287,11 +286,12 @@ class Checkpointer:
         """
         if _newest.get(self.directory) is not self or dist.is_initialized():
             return
-        if self.counted is None:
+        named = _named.get(self.directory)
+        if named is None:
             return  # nothing was trained here
-        if abs(self.counted - step) > 1:
+        if abs(named - step) > 1:
             text = "step %d is not saved in %s: the script calls it %d, or has not asked should_save about it"
-            _log.warning(text, step, self.directory, self.counted)
+            _log.warning(text, step, self.directory, named)
             return
         began = time.monotonic()
         try:

@@ -348,7 +348,7 @@ class Entry:
         homes = {digest: index_of[path] for path, file in files.items() for digest in file.chunks}
 
         masks = choice.find_masks(name, holdings)
-        expected = set[str]()  # is nowhere here, so it is not looked for
+        expected = set[str]()  # chunks that this pod does not have, so that it need not look for them
 
         def fetch(digest: str) -> bytes:
             if self._interrupted():

@@ -60,7 +60,7 @@ class Folder:
         with self._open_parent(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
-    def put(self, path: str, data: bytes) -> None:
+    def pipe_file(self, path: str, data: bytes) -> None:
         """Write a file, whole or not at all."""
         part = uuid.uuid4().hex
         with self._open_folder((*self._below, "parts"), makes=True) as parts:
