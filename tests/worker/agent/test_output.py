@@ -13,6 +13,7 @@ import pytest
 
 from elasticjob.agent import output
 from elasticjob.agent.output import Output
+from elasticjob_operator.api import digest_patterns
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -72,6 +73,29 @@ print("\x1b[1mGPU 3\x1b(B\x1b[m: ECC \x1b7\x1b[31merror\x1b8\x1b[0m")  # as of `
 print("loss=\x1b[1;36m4.0\x1b[0m")
 print("\x1b]8;;http://a/b\x1b\\loss=5.0\x1b]8;;\x07 \x1b")
 """
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        pytest.param({"rule": "New", "pattern": "(?<name>a)"}, id="an expression of a later version"),
+        pytest.param({"rule": "New", "shape": "a"}, id="without an expression"),
+        pytest.param({"rule": "New", "pattern": "a", "stream": "stderr"}, id="a field that may restrict it"),
+        pytest.param("New", id="another form"),
+    ],
+)
+def test_a_rule_that_is_not_understood_takes_no_other_with_it(
+    strange: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log of the pod names it, and the operator hears that not all are looked for."""
+    known = json.loads(RULES)
+    text = json.dumps([known[0], strange, known[1]])
+    assert [rule.name for rule in output.read_rules(text)] == ["Ecc", "Loss"]
+    assert "New" in caplog.text
+    assert len({output.digest(one) for one in (text, RULES, json.dumps(known[:1]), json.dumps([strange]))}) == 4
+    assert output.digest(RULES) == digest_patterns(RULES)
+    assert output.digest(text) != digest_patterns(text)
+    assert output.digest(json.dumps([strange])) == ""
 
 
 def test_progress_bars_and_colours_hide_nothing(tmp_path: Path) -> None:
