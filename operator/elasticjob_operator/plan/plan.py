@@ -178,7 +178,7 @@ def _find_unwatched(seen: Seen) -> tuple[Notice, ...]:
         return ()
     who = f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0]
     message = (
-        f"health.rules: the output of {who} is not looked at for the expressions of the rules: expressions hold for "
+        f"health.rules: the output of {who} is not looked at for all expressions of the rules: expressions hold for "
         "pods that are created after they were written, with a runtime that knows them and starts the workers itself. "
         "Suspend and resume the job, or use the runtime of the operator's version"
     )

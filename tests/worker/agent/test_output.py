@@ -92,8 +92,7 @@ def test_a_rule_that_is_not_understood_takes_no_other_with_it(
     text = json.dumps([known[0], strange, known[1]])
     assert [rule.name for rule in output.read_rules(text)] == ["Ecc", "Loss"]
     assert "New" in caplog.text
-    assert len({output.digest(one) for one in (text, RULES, json.dumps(known[:1]), json.dumps([strange]))}) == 4
-    assert output.digest(RULES) == digest_patterns(RULES)
+    assert output.digest(text) == output.digest(RULES) == digest_patterns(RULES)
     assert output.digest(text) != digest_patterns(text)
     assert output.digest(json.dumps([strange])) == ""
 

@@ -106,8 +106,8 @@ class ElasticJobRendezvous(RendezvousHandler):
         # torch installs its own SIGTERM handler before it starts workers
         if not fork_server.serve_torch(server, self.catch_sigterm, self._output.tap, self._redirect):
             return
-        if self.executor.settings.log_rules:
-            self.executor.post(events.Watches(output.digest(self.executor.settings.log_rules)))
+        if digest := output.digest(self.executor.settings.log_rules):
+            self.executor.post(events.Watches(digest))
         if self._codes.can_come:
             self._codes.start(lambda digests: self.executor.post(events.Codes(digests)))
 

@@ -24,6 +24,7 @@ logger = logging.getLogger("elasticjob")
 
 _READ: Final = 64 * 1024
 _MOST_RULES: Final = 16
+_FIELDS: Final = {"rule", "pattern", "metric"}
 _SHARE: Final = 0.05  # of a processor that looking may take
 _SPARE: Final = 1.0  # seconds of it that a calm log saves for a chatty one
 _MOST_LINE: Final = 4 * patterns.MOST_OF_A_LINE  # bytes
@@ -39,21 +40,46 @@ class LogRule:
 
 
 def read_rules(text: str) -> list[LogRule]:
-    """The rules from the operator; none that this version does not understand."""
-    try:
-        found = [
-            LogRule(str(one["rule"]), patterns.compile_pattern(one["pattern"]), one.get("metric"))
-            for one in json.loads(text or "[]")[:_MOST_RULES]
-        ]
-    except (ValueError, TypeError, KeyError) as error:
-        logger.warning("The rules about the output of the workers are not understood: %s", error)
-        return []
+    """The rules from the operator, without those that this version does not understand: the log names them."""
+    found = []
+    for one in _list_rules(text):
+        rule = _read_rule(one)
+        if isinstance(rule, LogRule):
+            found.append(rule)
+        else:
+            named = one.get("rule") if isinstance(one, dict) else one
+            logger.warning("Rules about the output of the workers are not understood: %.100s: %s", named, rule)
     return found
 
 
+def _list_rules(text: str) -> list[Any]:
+    try:
+        listed = json.loads(text or "[]")
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list):
+        logger.warning("The rules about the output of the workers are not understood.")
+        return []
+    return listed[:_MOST_RULES]
+
+
+def _read_rule(one: Any) -> LogRule | str:
+    """The rule, or why it is not understood: another field might say where it does not hold."""
+    try:
+        unknown = sorted(set(one) - _FIELDS)
+        if unknown:
+            return f"{unknown[0]} is no field of a rule"
+        return LogRule(str(one["rule"]), patterns.compile_pattern(one["pattern"]), one.get("metric"))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{error!r:.200}"
+
+
 def digest(text: str) -> str:
-    """By which the operator knows which rules these are."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """By which the operator knows which rules are looked for; "" if none are."""
+    listed = _list_rules(text)
+    known = [one for one in listed if isinstance(_read_rule(one), LogRule)]
+    looked_for = text if known == json.loads(text or "[]") else json.dumps(known)
+    return hashlib.sha256(looked_for.encode()).hexdigest()[:12] if known else ""
 
 
 @dataclass
