@@ -124,6 +124,8 @@ class Apart:
             del self._own.said
 
     def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError("a text is written")  # as any such stream does: whoever tries it finds out what it is
         if not hasattr(self._own, "said"):
             return self._stream.write(text)
         self._own.said.append(text)

@@ -18,8 +18,11 @@ import pytest
 from elasticjob_devcluster import Cluster
 from elasticjob_operator.cli.root import run
 from operator_fixture import Jobs, OperatorProcess, wait_for
+from side_by_side import together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+AT_ONCE = 3  # see `side_by_side`: each has processes that import torch
 
 TRAIN = """
 import os
@@ -168,6 +171,12 @@ class Project:
         before = given[: given.index("--")] if "--" in given else given
         return run(["update", self.name, *before, *self.target, *given[len(before) :]])
 
+    def ask(self, command: str, *options: str) -> tuple[int, str]:
+        """The exit code of a command about the job in a process of its own, and what it says."""
+        line = [sys.executable, "-m", "elasticjob_operator.cli", command, self.name, *options, *self.target]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout + done.stderr
+
     def starts(self, revision: int | None = None) -> list[list[str]]:
         file = self.output / "starts"
         lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
@@ -190,9 +199,8 @@ class Project:
         return {pod["metadata"]["uid"] for pod in self.jobs.pods(self.name)}
 
 
-def test_a_job_goes_on_with_new_code_in_the_same_pods(
-    cluster: Cluster, jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@together
+def test_a_job_goes_on_with_new_code_in_the_same_pods(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
     project = Project(cluster, jobs, tmp_path, "hot")
     project.write(train=TRAIN, version="TEXT = 'one'\n")
     project.submit()
@@ -203,7 +211,7 @@ def test_a_job_goes_on_with_new_code_in_the_same_pods(
 
     # New files, a variable and arguments.
     project.write(version="TEXT = 'two'\n")
-    assert project.update("-e", "COLOUR=red", "--", str(project.output), "--fast") == 0, capsys.readouterr().err
+    assert project.update("-e", "COLOUR=red", "--", str(project.output), "--fast") == 0
     status = project.in_force(1)
     found = project.starts(1)
     assert {tuple(line[2:]) for line in found} == {("1", "two", "red", "--fast", "True")}
@@ -213,8 +221,8 @@ def test_a_job_goes_on_with_new_code_in_the_same_pods(
     last = status["timeline"][-1]
     assert (last["cause"], last["who"], last["revision"]) == ("update", "revision 1", 1)
     assert jobs.condition("hot", "CodeUpdated")["reason"] == "CodeUpdated"
-    assert run(["describe", "hot", *project.target]) == 0
-    assert "Revision:" in capsys.readouterr().out
+    code, said = project.ask("describe")
+    assert code == 0 and "Revision:" in said
 
     # Back, and forth.
     assert project.update("--undo") == 0
@@ -243,8 +251,8 @@ def test_a_job_goes_on_with_new_code_in_the_same_pods(
     assert project.uids() == pods
     told = [reason for reason, _ in jobs.events("hot")]
     assert "CodeUpdated" in told and "CodeWentBack" in told
-    assert project.update("--undo") != 0
-    assert "has been taken back already" in capsys.readouterr().err
+    code, said = project.ask("update", "--undo")
+    assert code != 0 and "has been taken back already" in said
 
     # A pod that comes later.
     before = jobs.status("hot")["rendezvous"]["generation"]
@@ -259,6 +267,7 @@ def test_a_job_goes_on_with_new_code_in_the_same_pods(
 
 
 @pytest.mark.parametrize("tier", ["file", "memory"])
+@together
 def test_a_session_goes_on_with_new_code_from_what_it_has_saved(
     cluster: Cluster, jobs: Jobs, tmp_path: Path, tier: str
 ) -> None:
@@ -282,9 +291,8 @@ def test_a_session_goes_on_with_new_code_from_what_it_has_saved(
     assert len(project.starts(0)) == 2
 
 
-def test_a_suspended_job_begins_with_the_code_that_came_meanwhile(
-    cluster: Cluster, jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@together
+def test_a_suspended_job_begins_with_the_code_that_came_meanwhile(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
     """What is undone before it is in force never runs, and what is undone twice runs again."""
     project = Project(cluster, jobs, tmp_path, "asleep")
     project.write(train=TRAIN, version="TEXT = 'one'\n")
@@ -295,9 +303,9 @@ def test_a_suspended_job_begins_with_the_code_that_came_meanwhile(
     jobs.await_condition("asleep", "Suspended", timeout=60)
     project.write(version="TEXT = 'never'\n")
     assert project.update() == 0
-    assert project.update("--undo") == 0, capsys.readouterr().err
+    assert project.update("--undo") == 0
     project.write(version="TEXT = 'two'\n")
-    assert project.update() == 0, capsys.readouterr().err
+    assert project.update() == 0
     asked = jobs.get("asleep")["spec"]["code"]["revision"]
     wait_for(lambda: jobs.condition("asleep", "CodeUpdated").get("reason") == "CodeAwaited", "it is told")
     jobs.patch("asleep", {"runPolicy": {"suspend": False}})
@@ -307,12 +315,13 @@ def test_a_suspended_job_begins_with_the_code_that_came_meanwhile(
     assert {line[3] for line in found} == {"two"} and int(found[0][0]) > 10, "from where it was suspended"
     for text in ("one", "two", "one"):
         asked += 1
-        assert project.update("--undo") == 0, capsys.readouterr().err
+        assert project.update("--undo") == 0
         project.in_force(asked)
         assert {line[3] for line in project.starts(asked)} == {text}
     assert jobs.status("asleep")["restarts"]["total"] == 0
 
 
+@together
 def test_an_update_mends_what_a_rule_has_found(cluster: Cluster, jobs: Jobs, tmp_path: Path) -> None:
     """The rules change while the job is sick, and with them what is done about it; then comes code that mends it."""
     project = Project(cluster, jobs, tmp_path, "sick")
