@@ -429,6 +429,8 @@ MUTANTS = (
     Mutant("a deleted policy comes back by a late answer", "kube/cache.py",
            'if is_older(made.version, self._gone_children.get(made.uid, "")):', "if False:", (*CACHE, "-k", "policy_whose_deletion"),
            quick=True, breaks="A modified policy is restored"),
+    Mutant("a policy that nobody saw comes back by a late answer", "kube/lists.py", "any(number > since and", "any(False and",
+           ("tests/controller/apply/test_late_answers.py",), quick=True, breaks="A modified policy is restored"),
     Mutant("after a restart whoever comes first in the list is let in", "kube/job_room.py",
            "waits = is_first_list and not had_all and", "waits = False and",
            ("tests/controller/kube/test_job_room.py", "-k", "find_their_room_first"), quick=True,

@@ -309,17 +309,19 @@ class Applier:
     async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
         """Write the job or its status. What nobody waits for takes turns with everybody's pods."""
         urgency = Urgency.NOW if plan.is_awaited else Urgency.NORMAL
+        since = self._cache.lists.count()
         raw = await self._api.request(
             *("PATCH", path, body), content_type=MERGE_PATCH, urgency=urgency, job=job.name, reduce=reduce_item
         )
-        self._cache.put_job(raw)
+        self._cache.put_job(raw, since)
         return raw
 
     async def _confirm(self, job: Job) -> None:
         """Raises ApiError if the job no longer exists or is being deleted."""
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name)
+        since = self._cache.lists.count()
         raw = await self._api.request("GET", path, urgency=Urgency.NOW, reduce=reduce_item)
-        self._cache.put_job(raw)
+        self._cache.put_job(raw, since)
         metadata = raw["metadata"]
         if metadata["uid"] != job.uid or metadata.get("deletionTimestamp") is not None:
             raise ApiError(409, "Stale", f"{job.namespace}/{job.name} is being deleted")
@@ -337,19 +339,20 @@ class Applier:
         if deletion.force:
             body["gracePeriodSeconds"] = 0
         logger.info("%s/%s: deleting %s: %s", job.namespace, job.name, deletion.name, deletion.why)
+        since = self._cache.lists.count()
         raw = await self._unless_gone(job, self._api.request("DELETE", path, body, urgency=Urgency.NOW, job=job.name))
-        deletions.take_answer(self._cache, deletion.uid, raw)
+        deletions.take_answer(self._cache, deletion.uid, raw, since)
 
     # Everything else.
 
     async def _ensure(self, job: Job, child: Child) -> None:
-        body = manifests.build_child(job, child, self.served)
+        body, since = manifests.build_child(job, child, self.served), self._cache.lists.count()
         try:
             raw = await self._write_child(job, child, body)
         except ApiError as error:
             self._note_refused_write(job, error)
             raise refusals.name_child(child.kind, error) from error
-        self._cache.put_child(child.kind.value, raw, is_sound=True)
+        self._cache.put_child(child.kind.value, raw, is_sound=True, since=since)
 
     async def _write_child(self, job: Job, child: Child, body: dict[str, Any]) -> Any:
         path = path_of(body["apiVersion"], manifests.resource_of(child, self.served).plural, job.namespace)

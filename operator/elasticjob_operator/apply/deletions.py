@@ -49,7 +49,7 @@ async def _delete(api: Api, cache: Cache, served: Served, key: JobKey, one: Depe
     body = {"preconditions": {"uid": one.uid, "resourceVersion": one.version}}
     resource = _PODS if one.kind == POD else manifests.resource_of_kind(Kind(one.kind), served)
     path = path_of(resource.group_version, resource.plural, key[0], one.name)
-    urgency = Urgency.NORMAL if one.kind == POD else Urgency.LATER
+    urgency, since = Urgency.NORMAL if one.kind == POD else Urgency.LATER, cache.lists.count()
     try:
         raw = await api.request("DELETE", path, body, urgency=urgency, job=key[1])
     except UnreadableError:
@@ -59,22 +59,22 @@ async def _delete(api: Api, cache: Cache, served: Served, key: JobKey, one: Depe
             raise
         raw = await _read(api, path, one.uid) if error.status == 409 else None
         if one.kind == POD:
-            _enter(cache, one.uid, raw)
+            _enter(cache, one.uid, raw, since)
         else:
             cache.drop_child(one.kind, *key, one.name)
             if raw is not None:
-                cache.put_child(one.kind, raw)
+                cache.put_child(one.kind, raw, since=since)
         return
     if one.kind == POD:
-        take_answer(cache, one.uid, raw)
+        take_answer(cache, one.uid, raw, since)
     else:
         cache.drop_child(one.kind, *key, one.name)
 
 
-def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
+def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None, since: int) -> None:
     """Enter the answer to a pod's deletion: the pod, which is gone unless its grace period or a finalizer keeps it.
 
-    None: it was gone before.
+    None: it was gone before. `since`: what `lists.count` had said when it was asked for.
     """
     metadata = (raw or {}).get("metadata") or {}
     is_kept = metadata.get("deletionGracePeriodSeconds") != 0 or bool(metadata.get("finalizers"))
@@ -82,13 +82,14 @@ def take_answer(cache: Cache, uid: str, raw: Mapping[str, Any] | None) -> None:
     if raw is None or raw.get("kind") == "Status" or not lingers:
         cache.drop_pod(uid)
     else:
-        cache.put_pod(raw)
+        cache.put_pod(raw, since)
 
 
 async def look_again(api: Api, cache: Cache, namespace: str, name: str, uid: str) -> None:
     """Read a pod whose deletion the watch may have missed, and update the cache. A too large one is there."""
+    since = cache.lists.count()
     with contextlib.suppress(UnreadableError):
-        _enter(cache, uid, await _read(api, path_of("v1", "pods", namespace, name), uid))
+        _enter(cache, uid, await _read(api, path_of("v1", "pods", namespace, name), uid), since)
 
 
 async def _read(api: Api, path: str, uid: str) -> Any:
@@ -102,8 +103,8 @@ async def _read(api: Api, path: str, uid: str) -> Any:
     return raw if raw["metadata"]["uid"] == uid else None
 
 
-def _enter(cache: Cache, uid: str, raw: Any) -> None:
+def _enter(cache: Cache, uid: str, raw: Any, since: int) -> None:
     if raw is None:
         cache.drop_pod(uid)
     else:
-        cache.put_pod(raw)
+        cache.put_pod(raw, since)

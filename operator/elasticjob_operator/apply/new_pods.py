@@ -91,7 +91,7 @@ class NewPods:
         return body, plain
 
     async def _send_pod(self, job: Job, body: dict[str, Any]) -> None:
-        name, sent = body["metadata"]["name"], self._api.clock()
+        name, sent, since = body["metadata"]["name"], self._api.clock(), self._cache.lists.count()
         try:
             made = await self._post_pod(job, body)
         except ApiError as error:
@@ -104,7 +104,7 @@ class NewPods:
             return
         self._unanswered.get(job.uid, {}).pop(name, None)
         await self._compare(job, body, made)
-        self._cache.put_pod({**body, "metadata": made["metadata"]})
+        self._cache.put_pod({**body, "metadata": made["metadata"]}, since)
 
     async def _post_pod(self, job: Job, body: dict[str, Any]) -> Any:
         path = path_of("v1", "pods", job.namespace)
@@ -140,7 +140,7 @@ class NewPods:
 
     async def _look_at(self, job: Job, body: dict[str, Any]) -> None:
         """The name is taken: read the pod, which is either this job's (not in the cache yet) or another's."""
-        name = body["metadata"]["name"]
+        name, since = body["metadata"]["name"], self._cache.lists.count()
         try:
             raw = await self._api.request("GET", path_of("v1", "pods", job.namespace, name))
         except UnreadableError:  # none that the operator has made
@@ -157,7 +157,7 @@ class NewPods:
         if is_ours and not ownership.why_no_worker(metadata):
             if (metadata.get("labels") or {}).get(names.LABEL_APP) != names.LABEL_APP_VALUE:
                 raise refusals.label_lost(name)  # no event would tell of its end
-            self._cache.put_pod(raw)
+            self._cache.put_pod(raw, since)
         elif metadata.get("deletionTimestamp") is not None:
             self.held.add(job.key)
         else:

@@ -23,6 +23,7 @@ async def resize_all(api: Api, cache: Cache, job: Job, resizes: Sequence[Resize]
         assert job.spec is not None, "pods of valid jobs only are resized"
         path = path_of("v1", "pods", job.namespace, resize.name, "resize")
         body = manifests.build_resize(resize)
+        since = cache.lists.count()
         try:
             raw = await api.request("PATCH", path, body, content_type=STRATEGIC_PATCH, job=job.name)
         except ApiError as error:
@@ -32,7 +33,7 @@ async def resize_all(api: Api, cache: Cache, job: Job, resizes: Sequence[Resize]
             if why:
                 return job.spec.template_hash, why
             continue
-        cache.put_pod(raw)
+        cache.put_pod(raw, since)
         if not set(resize.sizes) <= set(find_sizes(raw["spec"]["containers"])):
             return job.spec.template_hash, "the API server stores other amounts: a webhook may want them"
         logger.info("%s/%s: resized %s", job.namespace, job.name, resize.name)

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from elasticjob_operator import numerals, turn
+from elasticjob_operator import turn
 from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.kube.job_room import JobRoom
+from elasticjob_operator.kube.lists import Lists, is_older
 from elasticjob_operator.model import observe, ownership
 from elasticjob_operator.model.child_objects import ChildObject, observe_child, why_no_child
 from elasticjob_operator.model.observe import Job, Node, Pod, Stranger
@@ -26,12 +27,6 @@ Raw = Mapping[str, Any]
 
 LEAST_PODS = 2 * bounds.Limits().replicas  # of a job are seen, also of one that runs where the limit was lowered
 LONGEST_MEMORY = 10_000  # UIDs of deleted pods and jobs, and of unowned objects
-
-
-def is_older(version: str, than: str) -> bool:
-    """Whether a resourceVersion is certainly older than another; False if they are not numbers."""
-    old, new = numerals.read_count(version, 2**64), numerals.read_count(than, 2**64)
-    return old is not None and new is not None and old < new
 
 
 def _has_unseen_gate(known: observe.Pod, raw: Raw) -> bool:
@@ -69,6 +64,7 @@ class Cache:
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self.jobs_known = False  # all of them were read once
         self._room = JobRoom()
+        self.lists = Lists()
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
         self._counts: Counter[str] = Counter()  # of pods that have not ended, by namespace
@@ -87,7 +83,8 @@ class Cache:
 
     # Jobs.
 
-    def put_job(self, raw: Raw) -> None:
+    def put_job(self, raw: Raw, since: int | None = None) -> None:
+        """Enter a job. `since`: of an answer, what `lists.count` had said when it was asked for."""
         metadata = raw["metadata"]
         key = (metadata["namespace"], metadata["name"])
         version = str(metadata.get("resourceVersion", ""))
@@ -95,6 +92,8 @@ class Cache:
         before = known[0] if known is not None and known[0].uid == metadata["uid"] else None
         if known is not None and is_older(version, known[1]):
             return  # that may be a predecessor with the same name
+        if before is None and self.lists.has_missed(names.KIND, key[0], version, since):
+            return
         if before is not None and known is not None and known[1] == version and not _waits(before):
             return
         ended = self._ended.get(key)
@@ -137,10 +136,14 @@ class Cache:
 
     # Pods.
 
-    def put_pod(self, raw: Raw) -> None:
+    def put_pod(self, raw: Raw, since: int | None = None) -> None:
+        """Enter a pod. `since`: see `put_job`."""
         metadata = raw["metadata"]
         uid = metadata["uid"]
         version = str(metadata.get("resourceVersion", ""))
+        if self._locate(uid) is None and self.lists.has_missed("Pod", metadata["namespace"], version, since):
+            self._wake((metadata["namespace"], ownership.owner_of(metadata)[0]))  # it has to be made again
+            return
         if uid in self._gone:
             if not is_older(self._gone[uid], version):
                 return
@@ -231,6 +234,7 @@ class Cache:
             # A pod that we created after the list was taken is not missing, only newer.
             if found is not None and namespace in ("", found[0]) and not is_older(version, found[1]):
                 self.drop_pod(uid, version)
+        self.lists.end("Pod", namespace, version)
 
     def _locate(self, uid: str) -> tuple[str, str] | None:
         """The namespace and the version of this pod, a worker or not; None if it is gone."""
@@ -313,8 +317,11 @@ class Cache:
 
     # Children.
 
-    def put_child(self, kind: str, raw: Raw, *, is_sound: bool = False) -> None:
-        """Enter a child object. `is_sound`: the API server has just confirmed that it matches the wanted state."""
+    def put_child(self, kind: str, raw: Raw, *, is_sound: bool = False, since: int | None = None) -> None:
+        """Enter a child object. `is_sound`: the API server has just confirmed that it matches the wanted state.
+
+        `since`: see `put_job`.
+        """
         metadata = raw["metadata"]
         why = why_no_child(kind, metadata)
         if why:
@@ -330,7 +337,11 @@ class Cache:
         made = observe_child(metadata, known, is_sound=is_sound)
         if is_older(made.version, self._gone_children.get(made.uid, "")):
             return
-        if known is not None and known.uid == made.uid and is_older(made.version, known.version):
+        is_known = known is not None and known.uid == made.uid
+        if not is_known and self.lists.has_missed(kind, key[0], made.version, since):
+            self._wake(key)  # it has to be made again
+            return
+        if is_known and known is not None and is_older(made.version, known.version):
             return
         self._forget_child(key, place)
         self._children.setdefault(key, {})[place] = made
@@ -381,6 +392,7 @@ class Cache:
                 if of_kind == kind and child.uid not in listed and not is_older(version, child.version):
                     self._gone_children[child.uid] = version
                     self.drop_child(kind, *key, name)
+        self.lists.end(kind, namespace, version)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:
         """(kind, name, digest) of the children of this job, not of a predecessor; "" if someone else

@@ -82,20 +82,21 @@ class JobWatch:
         """
         for namespace in self._namespaces or ("",):
             before = [(key, job.uid) for key, (job, _) in self._cache.jobs.items() if namespace in ("", key[0])]
-            present = await self._list(namespace, take)
+            present, version = await self._list(namespace, take)
             async for key, uid in turn.one_by_one(before):
                 if uid not in present:
                     self._cache.drop_job(key, uid)
+            self._cache.lists.end(names.KIND, namespace, version)
 
-    async def _list(self, namespace: str, take: Take | None) -> set[str]:
-        """The UIDs of the existing jobs in this namespace, or in all."""
+    async def _list(self, namespace: str, take: Take | None) -> tuple[set[str], str]:
+        """The UIDs of the existing jobs in this namespace, or in all, and the version of the list."""
         path = path_of(names.API_VERSION, names.PLURAL, namespace)
         listing = Listing(self._api, path, self._intake, is_metadata_enough=take is None)
         failures = 0
         while True:
             try:
                 listed = await listing.read(take or (lambda item: None))
-                return {uid async for uid in turn.one_by_one(listed.present)}
+                return {uid async for uid in turn.one_by_one(listed.present)}, listed.version
             except ApiError as error:
                 failures += 1
                 pause = spread(find_pause(failures, most=10.0, asked=error.retry_after))

@@ -552,9 +552,9 @@ class Controller:
         return None
 
     async def _look_again(self, key: JobKey) -> None:
-        path = path_of(names.API_VERSION, names.PLURAL, *key)
+        path, since = path_of(names.API_VERSION, names.PLURAL, *key), self._cache.lists.count()
         try:
-            self._cache.put_job(await self._api.request("GET", path, reduce=reduce_item))
+            self._cache.put_job(await self._api.request("GET", path, reduce=reduce_item), since)
         except ApiError as error:
             known = self._cache.jobs.get(key)
             if error.status == 404 and known is not None:

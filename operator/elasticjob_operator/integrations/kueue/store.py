@@ -17,12 +17,14 @@ from elasticjob_operator.integrations.kueue.values import (
     observe_workload,
     without_details,
 )
-from elasticjob_operator.kube.cache import LONGEST_MEMORY, is_older
+from elasticjob_operator.kube.cache import LONGEST_MEMORY
+from elasticjob_operator.kube.lists import Lists, is_older
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.recent import Recent
 
 Raw = Mapping[str, Any]
 
+KIND = "Workload"
 MOST_WORKLOADS = 128  # of a job; it asks for far fewer, and any others are somebody else's
 _MOST_LOOKED_AT = 2 * MOST_WORKLOADS  # in a pass: the others have their turn when some of these are gone
 KEPT_BYTES = 8 * 1024  # of a Workload, which is enough for those that we make ...
@@ -78,9 +80,10 @@ class Store:
         # UIDs of those that were deleted, and the version at which they were: the answer to a write may come later.
         self._gone: Recent[str, str] = Recent(LONGEST_MEMORY)
         self.flavors: dict[str, Flavor] = {}
+        self.lists = Lists()
 
-    def put_workload(self, raw: Raw) -> None:
-        """As a watch or the answer to a write tells it."""
+    def put_workload(self, raw: Raw, since: int | None = None) -> None:
+        """As a watch or the answer to a write tells it: `since` is what `lists.count` had said when that was sent."""
         workload, metadata = observe_workload(raw), raw["metadata"]
         namespace = str(metadata.get("namespace", ""))
         if workload is None:  # it may have been a job's before
@@ -90,6 +93,10 @@ class Store:
             return
         key, place = (namespace, workload.job), (namespace, workload.name)
         before = self._find(namespace, workload.name)
+        is_known = before is not None and before.uid == workload.uid
+        if not is_known and self.lists.has_missed(KIND, namespace, workload.version, since):
+            self._wake(key)  # its job asks again
+            return
         if before is not None and (before.version == workload.version or is_older(workload.version, before.version)):
             return
         if before is not None and before.job != workload.job:
@@ -133,6 +140,7 @@ class Store:
             if known is not None and known.uid not in listed and not is_older(version, known.version):
                 self._gone[known.uid] = version
                 self.drop_workload(of, name, known.uid)
+        self.lists.end(KIND, namespace, version)
 
     def keys(self) -> tuple[JobKey, ...]:
         return tuple(self._workloads)

@@ -33,6 +33,7 @@ class Writer:
         """Ask for quota; (reason, message) where the API server will not have it."""
         if isinstance(new, Adopt):
             return await self._adopt(job, new.name)
+        since = self._store.lists.count()
         try:
             priority = await self._find_priority(job, spec, new)
             body = manifests.build_workload(job, spec, new, queue, settings, priority)
@@ -42,10 +43,11 @@ class Writer:
             if not refusals.is_refusal(error) and error.status not in (404, 409):
                 raise
             return "WorkloadRefused", f"no quota can be asked for: {error}"
-        self._store.put_workload(raw)
+        self._store.put_workload(raw, since)
         return None
 
     async def _adopt(self, job: Job, name: str) -> tuple[str, str] | None:
+        since = self._store.lists.count()
         path = path_of(names.API_VERSION, "workloads", job.namespace, name)
         try:
             found = await self._api.request("GET", path, job=job.name)
@@ -56,9 +58,8 @@ class Writer:
         patch = manifests.build_adoption(found, job)
         if patch is None:
             return "WorkloadRefused", f"Workload {name} is another's: it has an owner, or MultiKueue has not made it"
-        self._store.put_workload(
-            await self._api.request("PATCH", path, patch, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
-        )
+        raw = await self._api.request("PATCH", path, patch, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=job.name)
+        self._store.put_workload(raw, since)
         return None
 
     async def change(self, namespace: str, write: Write, now: float) -> None:
@@ -86,12 +87,13 @@ class Writer:
 
     async def _delete(self, namespace: str, workload: Workload) -> None:
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name)
-        body = {"preconditions": {"uid": workload.uid}}
+        body, since = {"preconditions": {"uid": workload.uid}}, self._store.lists.count()
         raw = await self._unless_stale(namespace, workload, self._api.request("DELETE", path, body, job=workload.job))
         if raw is not None and raw.get("kind") == "Workload":
-            self._store.put_workload(raw)
+            self._store.put_workload(raw, since)
 
     async def _patch(self, namespace: str, workload: Workload, body: dict[str, Any], sub: str = "") -> None:
+        since = self._store.lists.count()
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name, sub)
         call = self._api.request("PATCH", path, body, content_type=MERGE_PATCH, urgency=Urgency.NOW, job=workload.job)
         raw = await self._unless_stale(namespace, workload, call)
@@ -100,7 +102,7 @@ class Writer:
         if raw["metadata"].get("deletionTimestamp") and not raw["metadata"].get("finalizers"):
             self._store.drop_workload(namespace, workload.name, workload.uid)
         else:
-            self._store.put_workload(raw)
+            self._store.put_workload(raw, since)
 
     async def _unless_stale(self, namespace: str, workload: Workload, call: Awaitable[Any]) -> Any:
         """None for a Workload that is gone, or has changed: the watch tells of that, and the job has another pass."""
