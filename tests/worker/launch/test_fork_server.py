@@ -62,29 +62,44 @@ def test_a_worker_that_is_ordered_at_once_imports_no_compiler_either(tmp_path: P
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_worker_in_another_folder_has_nothing_of_the_first_one(tmp_path: Path, warm: bool) -> None:
-    """As after an update of the code: the standby was made for the first one."""
-    told = "import importlib.util, os, pytest; print(os.getcwd()[-3:], importlib.util.find_spec('gone') is not None)"
+    """As after an update of the code: the standby was made for the first one, and has its folder on PYTHONPATH."""
+    told = (
+        "import importlib.util, os, pytest, library\n"
+        "print(os.getcwd()[-3:], library.NAME, importlib.util.find_spec('gone') is not None)\n"
+    )
     for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "train.py").write_text(told)
+        (tmp_path / name / "scripts").mkdir(parents=True)
+        (tmp_path / name / "scripts/train.py").write_text(told)
+        (tmp_path / name / "library.py").write_text(f"NAME = {name!r}\n")
     (tmp_path / "old/gone.py").touch()
     (tmp_path / "agent.py").write_text(
         "import os, sys\n"
         "from pathlib import Path\n"
+        "from elasticjob import env\n"
         "from elasticjob.launch import fork_server\n"
         "root = Path.cwd()\n"
+        "env.CODE_PATH = str(root / 'old')\n"
         "os.chdir(root / 'old')\n"
         "server = fork_server.ForkServer()\n"
-        f"{warm} and server.fork([str(root / 'old/train.py')])\n"
+        f"{warm} and server.fork([str(root / 'old/scripts/train.py')])\n"
         "for name in ('old', 'new', 'old'):\n"
-        "    command = (sys.executable, '-u', str(root / name / 'train.py'))\n"
-        "    print(server.start(command, os.environ, None, None, str(root / name)).wait(100), flush=True)\n"
+        "    command = (sys.executable, '-u', str(root / name / 'scripts/train.py'))\n"
+        "    variables = {**os.environ, 'PYTHONPATH': str(root / name)}\n"
+        "    print(server.start(command, variables, None, None, str(root / name)).wait(100), flush=True)\n"
         "server.close()\n"
     )
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "old")}
     done = subprocess.run(
-        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
+        [sys.executable, "agent.py"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
     )
-    assert done.stdout.split() == ["old", "True", "0", "new", "False", "0", "old", "True", "0"], done.stderr
+    old, new = ["old", "old", "True", "0"], ["new", "new", "False", "0"]
+    assert done.stdout.split() == [*old, *new, *old], done.stderr
     assert ("modules imported before the workers start" in done.stderr) is warm
 
 
