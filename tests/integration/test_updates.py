@@ -289,6 +289,15 @@ def test_a_session_goes_on_with_new_code_from_what_it_has_saved(
     wait_for(lambda: len(project.starts(1)) >= 5, "all three are in the new world", timeout=60)
     assert len({line[1] for line in project.starts(1)}) == 3, "two have kept their memory"
     assert len(project.starts(0)) == 2
+    if tier == "file":  # one that fails before it has a session, and so before it is in a world
+        at, generation = project.step(), jobs.status("kept")["rendezvous"]["generation"]
+        project.write(train="raise ValueError('a mistake')\n")
+        assert project.update() == 0
+        told = wait_for(lambda: find_way_back(jobs, "kept"), "it has gone back", timeout=120)
+        assert re.match(r"revision 2 failed before its first step, so that revision 1 runs again: .*a mistake", told)
+        status = jobs.await_world("kept", 3, above=generation, timeout=120)
+        wait_for(lambda: project.step() > at + 5, "it trains with the code that it had", timeout=60)
+        assert (status["restarts"]["user"], status["code"]["revision"]) == (0, 1)
 
 
 @together
@@ -433,6 +442,12 @@ def test_no_step_is_lost_where_updates_and_kills_follow_each_other(
     for world in jobs.status("often")["timeline"][1:]:
         pauses.setdefault(world["cause"], []).append(world.get("lostSeconds"))
     print(f"measured pauses in seconds, by what caused the world: {pauses}")
+
+
+def find_way_back(jobs: Jobs, name: str) -> str | None:
+    """What is said of an update that was taken back."""
+    found = jobs.condition(name, "CodeUpdated")
+    return str(found["message"]) if found.get("reason") == "CodeWentBack" else None
 
 
 def steps_of(project: Project) -> list[tuple[int, int, int, str]]:
