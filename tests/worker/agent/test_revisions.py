@@ -160,6 +160,8 @@ def test_changes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("python -u -m train a", (), "python -u -m train"),
         ("C/run.sh a", ("b",), "F/run.sh b"),
         ("python -u Cx/train.py", None, "python -u Cx/train.py"),
+        ("python -u C/train.py /dataC/x /dataC", None, "python -u F/train.py /dataC/x /dataC"),
+        ("python -u C/train.py --roots=C,C/b 'C'", None, "python -u F/train.py --roots=F,F/b 'F'"),
     ],
 )
 def test_workers_run_the_folder_in_place_of_what_the_pod_was_created_with(
@@ -169,11 +171,13 @@ def test_workers_run_the_folder_in_place_of_what_the_pod_was_created_with(
         return text.replace("C", env.CODE_PATH).replace("F", "/tmp/new")
 
     given = None if arguments is None else tuple(map(spell, arguments))
-    revision = revisions.Revision("0", arguments=given, variables=(("A", "2"),))
+    variables = (("A", "2"), ("CONFIG", spell("C/new.yaml")))
+    revision = revisions.Revision("0", arguments=given, variables=variables)
     place = Place(revision, Path("/tmp/new"))
     environ = {"PYTHONPATH": spell("/x:C:C/lib"), "A": "1", "B": "1"}
     words, changed, cwd = place.redirect(tuple(spell(command).split()), environ, env.CODE_PATH)
     assert " ".join(words) == spell(becomes)
-    assert changed == {"PYTHONPATH": "/x:/tmp/new:/tmp/new/lib", "A": "2", "B": "1"}
+    expected = {"PYTHONPATH": "/x:/tmp/new:/tmp/new/lib", "A": "2", "B": "1", "CONFIG": "/tmp/new/new.yaml"}
+    assert changed == expected, "those of the update too"
     assert cwd == "/tmp/new"
     assert place.redirect(("x",), {}, "/elsewhere")[2] == "/elsewhere"
