@@ -30,7 +30,7 @@ logger = logging.getLogger("elasticjob")
 INDEX: Final = "revision.json"
 LOOK_EVERY: Final = 1.0
 PATIENCE: Final = 100.0  # seconds that a pod waits for what its world runs
-_CODE: Final = re.compile(re.escape(env.CODE_PATH) + r"(?=[/:]|$)")
+_CODE: Final = re.compile(r"(?<![\w.-])" + re.escape(env.CODE_PATH) + r"(?![\w.-])")  # and no part of another path
 
 
 class RevisionError(Exception):
@@ -69,8 +69,8 @@ class Place:
         script = first + (2 if command[first : first + 1] == ("-m",) else 1)
         arguments = command[script:] if self.revision.arguments is None else self.revision.arguments
         moved = tuple(self._move(word) for word in (*command[:script], *arguments))
-        changed = {name: self._move(value) for name, value in environ.items()}
-        return moved, changed | dict(self.revision.variables), self._move(cwd)
+        changed = {name: self._move(value) for name, value in {**environ, **dict(self.revision.variables)}.items()}
+        return moved, changed, self._move(cwd)
 
     def _move(self, text: str) -> str:
         return _CODE.sub(lambda _: str(self.folder), text)
