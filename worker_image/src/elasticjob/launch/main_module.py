@@ -18,7 +18,7 @@ import runpy
 import stat
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +39,23 @@ def lead_path(entry: str | None) -> None:
             sys.path.remove(_first)
         sys.path.insert(0, entry)
         _first = entry
+
+
+def find_search_path(environ: Mapping[str, str]) -> list[str]:
+    """The folders of PYTHONPATH in the present directory, as the interpreter puts them on sys.path."""
+    text = environ.get("PYTHONPATH", "")
+    return [os.path.abspath(one) for one in text.split(os.pathsep)] if text else []  # noqa: PTH100 - links stay
+
+
+def change_search_path(before: Sequence[str], after: Sequence[str]) -> None:
+    """Let sys.path have these folders of PYTHONPATH in place of those with which the interpreter was started."""
+    if list(before) == list(after):
+        return
+    lead = sys.path[: _first is not None and sys.path[:1] == [_first]]
+    rest = sys.path[len(lead) :]
+    at = next((place for place, one in enumerate(rest) if one in before), 0)
+    others = [one for one in rest[at:] if one not in before and one not in after]
+    sys.path[:] = [*lead, *rest[:at], *after, *others]
 
 
 def find_first_entry(argv: Sequence[str]) -> str | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from elasticjob import env
 from elasticjob.launch import frameworks, main_module
 from elasticjob.launch.leading import Attempt, Import, SetVariable, Source, Step, find_parents
 
@@ -158,16 +159,23 @@ class Script:
     file: Path
     entry: str | None  # the first one of its sys.path, where its own modules lie; None where it has none of its own
     package: str = ""
+    sent: tuple[str, ...] = ()  # further ones, of the code that travels: an update puts other modules in their place
 
     def read_own(self, module: str) -> Source | None:
-        """The source of a module that lies beside the script."""
-        if self.entry is None:
-            return None
-        place = Path(self.entry).joinpath(*module.split("."))
-        for file, is_package in ((place / "__init__.py", True), (place.with_suffix(".py"), False)):
-            if file.is_file():
-                return Source(read_source(file), is_package)
-        return Source("", is_package=True) if place.is_dir() and any(place.glob("*.py")) else None
+        """The source of a module that lies beside the script, or in the code that was sent with it."""
+        for entry in (self.entry, *self.sent):
+            found = None if entry is None else _read_module(Path(entry), module)
+            if found is not None:
+                return found
+        return None
+
+
+def _read_module(folder: Path, module: str) -> Source | None:
+    place = folder.joinpath(*module.split("."))
+    for file, is_package in ((place / "__init__.py", True), (place.with_suffix(".py"), False)):
+        if file.is_file():
+            return Source(read_source(file), is_package)
+    return Source("", is_package=True) if place.is_dir() and any(place.glob("*.py")) else None
 
 
 def read_source(file: Path) -> str:
@@ -184,15 +192,20 @@ def find_script(argv: Sequence[str], *, is_module: bool, cwd: Path) -> Script | 
     if not argv:
         return None
     entry = main_module.find_first_entry(("-m", *argv) if is_module else argv)
+    sent = tuple(one for one in sys.path if one != entry and _is_within(one, env.CODE_PATH))
     if not is_module:
         file = Path(main_module.make_absolute(argv[0]))
         file = file / "__main__.py" if file.is_dir() else file
-        return Script(tuple(argv), file, entry) if file.is_file() else None
+        return Script(tuple(argv), file, entry, sent=sent) if file.is_file() else None
     place = cwd.joinpath(*argv[0].split("."))
     for file, package in ((place / "__main__.py", argv[0]), (place.with_suffix(".py"), argv[0].rpartition(".")[0])):
         if file.is_file():
-            return Script((str(file), *argv[1:]), file, entry, package)
+            return Script((str(file), *argv[1:]), file, entry, package, sent)
     return None
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return f"{path}{os.sep}".startswith(f"{folder}{os.sep}")
 
 
 @dataclass(frozen=True)
@@ -265,7 +278,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 
     def __init__(self, entry: str | None) -> None:
         self.harm: str | None = None
-        self._folder = None if entry is None else str(Path(entry)) + os.sep
+        self._own = (*([] if entry is None else [str(Path(entry))]), env.CODE_PATH)
         self._last = Footprint.look()
         self._depth = 0  # modules that are being loaded
         self._suspicion: str | None = None  # what one of them has done, perhaps for a moment
@@ -306,7 +319,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         return spec
 
     def _is_own(self, origin: str) -> bool:
-        return self._folder is not None and origin.startswith(self._folder) and "site-packages" not in origin
+        return any(_is_within(origin, folder) for folder in self._own) and "site-packages" not in origin
 
     def _ask_others(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None

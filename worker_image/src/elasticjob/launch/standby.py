@@ -164,10 +164,12 @@ def _take_over(order: Order) -> None:
         import torch
 
         torch.set_num_threads(int(threads))  # torch read the variable when it was imported
+    had = main_module.find_search_path(os.environ)
     os.environ.clear()
     os.environ.update(order.env)
     if order.cwd is not None:
         os.chdir(order.cwd)
+    main_module.change_search_path(had, main_module.find_search_path(os.environ))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers would draw the same numbers
     frameworks.mend_ranks()
