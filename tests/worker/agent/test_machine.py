@@ -733,6 +733,34 @@ def test_sessions_that_were_started_with_other_code_than_their_world_start_again
     assert kinds(done) == ["Enter"]
 
 
+def test_new_code_that_fails_before_it_has_a_session_runs_in_a_world_and_fails_there() -> None:
+    """There everybody hears of it: only the failures of a world count, and take its code back."""
+    order = replace(regroup(checkpoint=True, reason="update"), fresh=True, code=CODE)
+    state, done = play(make_state(Stage.RUNNING, sessions=True), hub_changed(order), events.Saved(), events.Wanted())
+    assert done[-2] == events.Launch(CODE)
+    state, done = play(state, events.Wanted(FAILURE), events.Listening(STORE))
+    assert kinds(done) == [wire.STARTING, "Log", "CloseStores", "OpenStore", wire.READY]
+    assert (state.keeps_memory, state.published.failure) == (False, None), "it is none of the world that is over"
+    state, done = play(state, hub_changed(replace(world(4), code=CODE)), events.Entered(4))
+    assert kinds(done) == ["Enter", wire.RUNNING, "Begin"]
+    state, done = play(state, events.Wanted(replace(FAILURE, generation=4)), events.Listening(STORE))
+    assert (state.published.phase, state.published.failure) == (wire.READY, replace(FAILURE, generation=4))
+
+
+def test_a_session_that_fails_again_before_it_waits_for_a_world_is_started_in_one() -> None:
+    state, _ = play(make_state(Stage.RUNNING, sessions=True), events.Gone(1), events.Wanted(FAILURE))
+    state, done = play(state, events.Wanted(CRASH), events.Listening(STORE))
+    assert "Launch" not in kinds(done)
+    assert (state.keeps_memory, state.published.failure) == (False, FAILURE), "why its world ended is still to be told"
+
+
+def test_a_session_that_dies_while_it_waits_is_started_again_without_a_world() -> None:
+    state, done = play(make_state(Stage.READY, sessions=True), events.Gone(1), events.Wanted(CRASH))
+    assert kinds(done)[-1] == "Launch"
+    state, done = play(state, events.Idle(2), events.Listening(STORE), events.Gone(2), events.Wanted(CRASH))
+    assert kinds(done)[-1] == "Launch", "it had come to wait"
+
+
 def test_it_says_which_revisions_it_has() -> None:
     state, done = play(make_state(Stage.RUNNING), events.Codes(("2" * 64,)))
     assert state.published.codes == ("2" * 64,) and len(phases(done)) == 1

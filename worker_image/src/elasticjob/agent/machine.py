@@ -92,22 +92,23 @@ def _wanted(state: State, event: events.Wanted, now: float) -> Result:
     code = rules.find_code(state)
     if rules.starts_early(state):
         state, published = stages.publish(
-            replace(state, ran=True, proven=state.wants_sessions is True, code=code), in_process=True
+            replace(state, ran=True, proven=state.wants_sessions is True, launched=True, code=code), in_process=True
         )
         return stages.launch(state, now), (*published, events.Launch(code))
     failure = rules.find_why(state, event.found, now)
     if not state.keeps_memory:
         return stages.prepare(state, failure, now)
     state = replace(state, idle=())
-    if state.proven:
-        state = replace(state, failure=failure, code=code)
+    if state.proven and not (state.launched and event.found is not None):
+        state = replace(state, failure=failure, launched=True, code=code)
         state, published = stages.publish(state, phase=wire.STARTING, failure=failure)
         return stages.launch(state, now), (*published, events.Launch(code))
+    # Only in a world does it count as a failure of the job, and of the code that it runs.
     text = (
         "The script exited before it created an elasticjob.Session; from now on it is started only once a world exists."
     )
-    state, published = stages.publish(replace(state, ran=False), in_process=False)
-    state, actions = stages.prepare(state, None, now)
+    state, published = stages.publish(replace(state, ran=False, launched=False), in_process=False)
+    state, actions = stages.prepare(state, state.failure, now)
     return state, (*published, events.Log(text), *actions)
 
 

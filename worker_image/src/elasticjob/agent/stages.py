@@ -103,7 +103,8 @@ def end_hang(state: State, now: float) -> Result:
 
 def _while_launched(state: State, now: float) -> Result:
     if state.all_idle:
-        return prepare(state, state.failure or state.evidence or rules.find_breakage(state, now), now)
+        why = state.failure or state.evidence or rules.find_breakage(state, now)
+        return prepare(replace(state, launched=False), why, now)
     actions: Actions = ()
     if state.asked is None and rules.is_over(state, state.generation, now):
         state, actions = replace(state, asked=False), (events.CloseStores(),)

@@ -42,6 +42,7 @@ class State:
     code: wire.Code | None = None  # what the workers run, or ran last; None: what the pod was created with
     ran: bool = False  # workers have been started at least once
     proven: bool = False  # the script has created a session
+    launched: bool = False  # the workers were started without a world, and have not come to wait for one yet
     parked: bool = False  # torch's loop is blocked in the handler and polls no worker
     leave_at: float | None = None  # after SIGTERM: when to stop without an answer from the hub
     until: float | None = None  # when this stage times out
