@@ -75,6 +75,7 @@ class FakeHub:
         self.world: World | None = None
         self.stop_reason: tuple[str, bool] | None = None
         self.lets_save = False  # what it stops may save before
+        self.code: dict[str, Any] | None = None  # that the next worlds run
         self.unwanted: set[str] = set()
         self.history: list[tuple[float, str, dict[str, Any]]] = []  # time, pod, message
         self.regroups: list[tuple[float, str]] = []
@@ -485,5 +486,6 @@ class FakeHub:
                     "members": members,
                     "store": ready[0].state["store"],
                     "restarts": self.restarts,
+                    **({} if self.code is None else {"code": self.code}),
                 },
             )

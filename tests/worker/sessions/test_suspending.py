@@ -1,4 +1,4 @@
-"""All pods are stopped, and may save: no step is lost, also while the sessions wait for a world."""
+"""All pods are stopped, or get other code, and may save: no step is lost, also while the sessions wait for a world."""
 
 from __future__ import annotations
 
@@ -45,8 +45,30 @@ def test_a_suspend_while_the_world_changes_loses_no_step(
         pods.start(f"pod-{number + 4}", *start, launcher="elasticjob-run")
     again = hub.wait_for_world(2, newer_than=world.generation)
     steps.wait_for_world(2, again.generation)
+    check_restored(steps, again.generation, made)
+
+
+def test_other_code_for_sessions_that_wait_for_a_world_loses_no_step(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+    """Those of the last world have steps in memory that are saved nowhere; a pod that comes has none."""
+    start = [str(PROGRAMS / "ej_owed.py"), str(tmp_path / "out")]
+    steps = Steps(tmp_path / "out")
+    members = {f"pod-{number}": pods.start(f"pod-{number}", *start, launcher="elasticjob-run") for number in range(2)}
+    world = hub.wait_for_world(2)
+    steps.wait(lambda lines: any(line["step"] == 5 for line in lines))
+    members.pop(world.pods[0]).kill()
+    hub.declare_lost(world.pods[0])
+    hub.wait_for(lambda: hub.phases(world.pods[1])[-1:] == ["ready"], what="it waits")
+    made = max(steps.read(), key=lambda line: int(line["step"]))
+    hub.code = {"revision": 1, "digest": ""}
+    pods.start("pod-2", *start, launcher="elasticjob-run")
+    again = hub.wait_for_world(2, newer_than=world.generation)
+    steps.wait_for_world(2, again.generation)
+    check_restored(steps, again.generation, made)
+
+
+def check_restored(steps: Steps, generation: int, made: dict[str, Any]) -> None:
     restored: list[dict[str, Any]] = [line for line in steps.read() if line.get("restored")]
-    last = [line for line in restored if line["generation"] == again.generation]
+    last = [line for line in restored if line["generation"] == generation]
     assert len(last) == 2
     for line in last:
         weights = [one["weight"] for one in steps.read() if one["step"] == line["step"]]
