@@ -723,6 +723,8 @@ def test_sessions_that_end_for_an_update_start_again_with_its_code() -> None:
 def test_sessions_that_were_started_with_other_code_than_their_world_start_again() -> None:
     found = replace(world(4), code=CODE)
     state, done = play(make_state(Stage.READY, sessions=True, code=OLDER), hub_changed(found))
+    assert kinds(done) == [wire.STOPPING, "Save"], "they may have made steps since the last one"
+    state, done = play(state, events.Saved())
     assert kinds(done) == [wire.STARTING, "KillProcesses"]
     state, done = play(state, events.Gone(1), events.Wanted())
     assert events.Launch(CODE) in done

@@ -103,6 +103,14 @@ def may_save_idle(state: State) -> bool:
     return is_asked and state.keeps_memory and state.all_idle and state.deadline is None
 
 
+def has_other_code(state: State) -> bool:
+    """Whether sessions run other code than the next world does: started before the hub knew, or said, which one."""
+    directive = state.hub.directive
+    if not isinstance(directive, wire.World) or directive.generation <= state.generation:
+        return False
+    return state.keeps_memory and directive.code != state.code
+
+
 def must_hurry(state: State, now: float) -> bool:
     """Whether a member was lost while the others save their state, so that no save can complete."""
     return state.granted > 0 and find_grace(state, now) == 0

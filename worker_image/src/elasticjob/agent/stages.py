@@ -51,9 +51,7 @@ def give_up(state: State, end: events.Exit, now: float) -> Result:
     Sessions that wait for one may have made steps since the last save, and are asked for one if there is time.
     """
     if rules.may_save_idle(state):
-        state, published = publish(state, phase=wire.STOPPING, store=None)
-        state, actions = save(state, rules.find_grace(state, now), now)
-        return state, (*published, *actions)
+        return save_idle(state, rules.find_grace(state, now), now)
     state = replace(state, stage=Stage.OVER, end=end, until=None)
     return state, () if state.keeps_memory else (end,)
 
@@ -66,6 +64,19 @@ def launch(state: State, now: float) -> State:
 def save(state: State, grace: float, now: float) -> Result:
     """Ask the scripts for a checkpoint. What they do not use of the grace is theirs when they are stopped."""
     return replace(state, stage=Stage.SAVING, until=now + grace, deadline=now + grace), (events.Save(),)
+
+
+def save_idle(state: State, grace: float, now: float) -> Result:
+    """Ask sessions that wait for a world for a checkpoint. They are about to lose what they have in memory."""
+    state, published = publish(state, phase=wire.STOPPING, store=None)
+    state, actions = save(state, grace, now)
+    return state, (*published, *actions)
+
+
+def begin_anew(state: State, now: float) -> Result:
+    """Start the sessions again, with the code of the next world."""
+    state, published = publish(replace(launch(state, now), asked=False, idle=()), phase=wire.STARTING)
+    return state, (*published, events.KillProcesses(frozenset()))
 
 
 def stop(state: State, now: float) -> Result:
@@ -124,12 +135,10 @@ def _while_ready(state: State, now: float) -> Result:
         return give_up(state, end, now)
     if state.keeps_memory and not state.all_idle:  # a worker died: the others cannot enter the world without it
         return publish(replace(launch(state, now), asked=False), phase=wire.STARTING)
+    if rules.has_other_code(state):
+        return save_idle(state, state.grace_seconds, now) if state.deadline is None else begin_anew(state, now)
     directive = state.hub.directive
     world = directives.find_world(state.generation, state.published.store, directive)
-    if world is not None and state.keeps_memory and world.code != state.code:
-        # They were started before the hub knew, or said, which code this world runs.
-        state, published = publish(replace(launch(state, now), asked=False, idle=()), phase=wire.STARTING)
-        return state, (*published, events.KillProcesses(frozenset()))
     if world is not None:
         return replace(state, stage=Stage.ENTERING, world=world), (events.Enter(world),)
     if isinstance(directive, wire.Regroup) and directives.is_given_up(state.generation, directive):
@@ -177,8 +186,10 @@ def _while_holding(state: State, now: float) -> Result:
 
 def _while_saving(state: State, now: float) -> Result:
     late = state.until is None or now >= state.until
+    if state.keeps_memory and late:
+        return begin_anew(state, now) if rules.has_other_code(state) else leave(state, now)
     if state.keeps_memory:
-        return leave(state, now) if late else (state, ())
+        return state, ()
     return stop(state, now) if late or rules.must_hurry(state, now) else (state, ())
 
 
