@@ -153,6 +153,18 @@ _START += ((f"{_OWN}/launcher.py", 9), ("/bin/elasticjob-run", 9))  # the agent 
             id="a function that the session calls",
         ),
         pytest.param((*_LOOK, (f"{_OWN}/checkpoint/checkpointer.py", 3), ("/a/train.py", 7)), "", id="a Checkpointer"),
+        pytest.param(
+            (
+                *_LOOK[:2],
+                (f"{_OWN}/sessions/sharded/copies.py", 3),
+                (f"{_OWN}/sessions/session.py", 3),
+                (f"{Path(contextlib.__file__)}", 81),
+                ("/a/train.py", 7),
+                *_START,
+            ),
+            "",
+            id="the end of a block, which asks whether copies have arrived",
+        ),
     ],
 )
 def test_who_waits_for_other_ranks(files: Iterable[tuple[str, int]], place: str) -> None:
