@@ -25,6 +25,7 @@ from elasticjob.errors import ConfigurationError
 logger = logging.getLogger("elasticjob")
 
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_WAITS = f"{_OWN}torchcompat{os.sep}waits.py"  # which looks who waits
 _LAUNCH = f"{_OWN}launch{os.sep}"  # which calls a script, in a process that was forked from the agent
 _FOLDERS = (str(Path(torch.__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 _LIBRARIES = (*(f"{one}{os.sep}" for one in _FOLDERS), "<frozen")
@@ -161,8 +162,10 @@ def find_script(files: Iterable[tuple[str, int]]) -> str:
     `files`: where each function that is called at present is, the innermost first. What the session and a Checkpointer
     ask other ranks for by themselves, also in `on_world`, survives a loss.
     """
-    place = ""
-    for file, line in itertools.dropwhile(lambda one: one[0].startswith(_OWN), files):
+    place, calls = "", list(files)
+    own = itertools.takewhile(lambda one: one[0].startswith(_OWN), calls)
+    looking = [at for at, (file, _) in enumerate(own) if file == _WAITS]
+    for file, line in calls[looking[-1] + 1 if looking else 0 :]:
         if file.startswith(_LAUNCH):
             break
         if file.startswith(_OWN):
