@@ -474,10 +474,11 @@ def test_sessions_that_nobody_continues_save_first() -> None:
 @pytest.mark.parametrize("stage", [Stage.READY, Stage.PAUSING, Stage.LAUNCHED])
 def test_sessions_that_wait_for_a_world_save_before_nobody_continues_them(stage: Stage) -> None:
     stop = hub_changed(wire.Stop("over", checkpoint=True, grace_seconds=10.0))
-    state, done = play(replace(make_state(stage, sessions=True), idle=()), events.Idle(1), stop)
+    state, done = play(replace(make_state(stage, sessions=True), idle=()), events.Idle(1, made=7), stop)
     if stage is not Stage.READY:  # a store was to be opened
-        state, done = play(replace(make_state(stage, sessions=True), idle=()), stop, events.Idle(1))
+        state, done = play(replace(make_state(stage, sessions=True), idle=()), stop, events.Idle(1, made=7))
     assert (state.stage, kinds(done)[-2:]) == (Stage.SAVING, [wire.STOPPING, "Save"])
+    assert done[-1] == events.Save(alone=7)
     state, done = play(state, events.Saved())
     assert (state.stage, state.end) == (Stage.OVER, events.Exit(0, "over"))
     assert "Save" not in kinds(done), "once"

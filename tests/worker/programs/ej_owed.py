@@ -1,6 +1,7 @@
 """A session that saves only when it is told to; a line says what a process has restored, and each step that it made.
 
-With further arguments, numbers by name, the model is sharded, and these are arguments of the session.
+With further arguments, numbers by name, the model is sharded, and these are arguments of the session. With the word
+`unsaved` it has no Checkpointer, and with `asks` it only asks whether it should save.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticjob import Checkpointer, ElasticDistributedSampler, Session
+from elasticjob import Checkpointer, ElasticDistributedSampler, Session, checkpoint
 
-out, sharding = Path(sys.argv[1]), sys.argv[2:]
+out, words = Path(sys.argv[1]), sys.argv[2:]
+sharding = [one for one in words if "=" in one]
 out.mkdir(exist_ok=True)
 torch.set_num_threads(1)
 torch.manual_seed(1)
@@ -53,6 +55,8 @@ def write(here: Session, step: int, weight: float, **more: bool) -> None:
 
 def on_world(here: Session) -> None:
     model = here.model if sharding else made
+    if sharding != words:
+        return
     checkpoints[:] = [Checkpointer(out / "saved", model, here.optimizer, sampler=sampler)]
     if here.committed < 0:
         here.committed = checkpoints[0].restore() - 1
@@ -75,7 +79,9 @@ for epoch in range(sampler.epoch, 10**6):
                 session.optimizer.step()
                 session.optimizer.zero_grad()
                 weight = weigh(session.model)
-                if checkpoints[0].should_save(session.committed + 2):
+                if words == ["asks"]:
+                    checkpoint.requested()
+                if checkpoints and checkpoints[0].should_save(session.committed + 2):
                     checkpoints[0].save(session.committed + 2)
         if weight is not None:
             write(session, session.committed + 1, weight)

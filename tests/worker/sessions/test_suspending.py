@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from torch_features import needs_fsdp_on_cpu
-from worker.fake_hub import FakeHub
-from worker.fake_pods import Pods, Steps
+from worker.fake_hub import FakeHub, World
+from worker.fake_pods import Pod, Pods, Steps
 from worker.gang_helper import PROGRAMS
 
 pytestmark = pytest.mark.timeout(240)
@@ -18,6 +18,29 @@ GROWS, LOSES = "it grows", "a member was lost"
 WHOLE: tuple[str, ...] = ()
 SHARDED = ("shards=2",)
 COPIED = ("copy_every=1",)
+
+
+def wait_for_none(
+    hub: FakeHub, pods: Pods, steps: Steps, start: list[str], change: str | None
+) -> tuple[World, list[Pod]]:
+    """The world of some pods, which have made some steps, and those that are left of them: without a world, if `change`
+    ends theirs.
+    """
+    members = [pods.start(f"pod-{number}", *start, launcher="elasticjob-run") for number in range(2)]
+    world = hub.wait_for_world(2)
+    steps.wait(lambda lines: any(line["step"] == 5 for line in lines))
+    hub.set_size(3)  # no smaller world is formed any more
+    if change == GROWS:
+        hub.set_size(4)
+        members.append(pods.start("pod-2", *start, launcher="elasticjob-run"))
+    elif change == LOSES:
+        lost = next(pod for pod in members if pod.name == world.pods[0])
+        members.remove(lost)
+        lost.kill()
+        hub.declare_lost(lost.name)
+    if change is not None:
+        hub.wait_for(lambda: all(hub.phases(pod.name)[-1:] == ["ready"] for pod in members), what="all wait")
+    return world, members
 
 
 @pytest.mark.parametrize(
@@ -36,20 +59,7 @@ def test_a_suspend_while_the_world_changes_loses_no_step(
     """`most`: so many steps are lost at a loss, without a suspend, too."""
     start = [str(PROGRAMS / "ej_owed.py"), str(tmp_path / "out"), *session]
     steps = Steps(tmp_path / "out")
-    members = [pods.start(f"pod-{number}", *start, launcher="elasticjob-run") for number in range(2)]
-    world = hub.wait_for_world(2)
-    steps.wait(lambda lines: any(line["step"] == 5 for line in lines))
-    hub.set_size(3)  # no smaller world is formed any more
-    if change == GROWS:
-        hub.set_size(4)
-        members.append(pods.start("pod-2", *start, launcher="elasticjob-run"))
-    elif change == LOSES:
-        lost = next(pod for pod in members if pod.name == world.pods[0])
-        members.remove(lost)
-        lost.kill()
-        hub.declare_lost(lost.name)
-    if change is not None:
-        hub.wait_for(lambda: all(hub.phases(pod.name)[-1:] == ["ready"] for pod in members), what="all wait")
+    world, members = wait_for_none(hub, pods, steps, start, change)
     made = max(steps.read(), key=lambda line: int(line["step"]))
     hub.suspend()
     assert [pod.wait() for pod in members] == [0] * len(members)
@@ -88,3 +98,21 @@ def check_restored(steps: Steps, generation: int, made: dict[str, Any]) -> None:
         assert line["step"] >= made["step"] - most
         found = [(one["weight"], one["used"] % 96) for one in steps.read() if one["step"] == line["step"]]
         assert found == found[:1] * len(found), "it is the state of this step"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        pytest.param("unsaved", "The workers are stopped while they wait for a world, after", id="nobody asks"),
+        pytest.param("asks", "no elasticjob.Checkpointer saves the state after", id="a script asks between two steps"),
+    ],
+)
+def test_it_is_told_that_nothing_is_saved(hub: FakeHub, pods: Pods, tmp_path: Path, word: str, told: str) -> None:
+    start = [str(PROGRAMS / "ej_owed.py"), str(tmp_path / "out"), word]
+    steps = Steps(tmp_path / "out")
+    _, (left,) = wait_for_none(hub, pods, steps, start, LOSES)
+    made = max(int(line["step"]) for line in steps.read() if line["rank"] == 1)
+    hub.suspend()
+    assert left.wait() == 0
+    assert f"{told} {made} steps" in left.log
+    assert left.log.count("have to be made again") == 1
