@@ -179,12 +179,13 @@ class SessionsMade(Event):
 class Idle(Event):
     """A session has left its world and waits for the next one. `error`: the exception that ended the last one.
 
-    `shards`: those of the model that it has in memory, if not every session has all.
+    `shards`: those of the model that it has in memory, if not every session has all. `made`: so many steps.
     """
 
     pid: int
     error: str | None = None
     shards: tuple[int, ...] = ()
+    made: int = 0
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,9 @@ class Exit(Action):
 
 @dataclass(frozen=True)
 class Save(Action):
-    """Ask the scripts for a checkpoint; answered by Saved."""
+    """Ask the scripts for a checkpoint; answered by Saved. `alone`: they wait for a world, after so many steps."""
+
+    alone: int = 0
 
 
 @dataclass(frozen=True)

@@ -231,8 +231,8 @@ class Executor:
     def _signal(self, action: Action) -> None:
         """Perform the actions that concern worker processes."""
         match action:
-            case events.Save():
-                self.workers.save(lambda: self.post(events.Saved()))
+            case events.Save(alone):
+                self.workers.save(lambda: self.post(events.Saved()), alone)
             case events.Terminate(has_grace):
                 self.workers.end_saving()
                 torch_agent.terminate(self.agent)
@@ -307,7 +307,8 @@ class Executor:
         elif kind == "idle":
             error = message.get("error")
             shards = tuple(int(shard) for shard in message.get("shards", ()))
-            self.post(events.Idle(peer.pid, None if error is None else str(error), shards))
+            steps = int(message.get("step", -1)) + 1
+            self.post(events.Idle(peer.pid, None if error is None else str(error), shards, steps))
         elif kind == control.CORRUPT:
             failure = wire.Failure(self.state.generation, message=f"corrupt state: {message.get('message')}")
             self.post(events.Ended(wire.FAILED, failure))

@@ -175,9 +175,19 @@ class LocalWorkers:
 
     # Checkpoints.
 
-    def save(self, on_saved: Callable[[], None]) -> None:
-        """Send SIGUSR1 to the scripts that registered for it. `on_saved` is called when all have saved or exited."""
+    def save(self, on_saved: Callable[[], None], alone: int = 0) -> None:
+        """Send SIGUSR1 to the scripts that registered for it. `on_saved` is called when all have saved or exited.
+
+        `alone`: they wait for a world after so many steps, so nothing but that signal lets them save.
+        """
         peers = self._server.peers(control.CHECKPOINT)
+        if alone and not peers:
+            logger.warning(
+                "The workers end while they wait for a world, after %d steps, and none of them saves."
+                " Those since the script's last checkpoint have to be made again: a Checkpointer saves then, and so can"
+                " a callback of elasticjob.on_signal.",
+                alone,
+            )
         with self._lock:
             self._unsaved, self._on_saved = {peer.pid for peer in peers}, on_saved
         for peer in peers:

@@ -69,8 +69,8 @@ def save(state: State, grace: float, now: float) -> Result:
 def save_idle(state: State, grace: float, now: float) -> Result:
     """Ask sessions that wait for a world for a checkpoint. They are about to lose what they have in memory."""
     state, published = publish(state, phase=wire.STOPPING, store=None)
-    state, actions = save(state, grace, now)
-    return state, (*published, *actions)
+    state, _ = save(state, grace, now)
+    return state, (*published, events.Save(alone=max((one.made for one in state.idle), default=0)))
 
 
 def begin_anew(state: State, now: float) -> Result:

@@ -48,6 +48,7 @@ from elasticjob.checkpoint.state import (
     compare_kinds,
     find_casts,
     list_names,
+    name_whole,
     prepare,
 )
 from elasticjob.collectives import messages
@@ -95,8 +96,7 @@ class Checkpointer:
         wrong = [name for name, one in others.items() if not hasattr(one, "load_state_dict")]
         if wrong:
             raise ConfigurationError(f"{', '.join(wrong)}: an object to save needs state_dict() and load_state_dict().")
-        if optimizer is not None:
-            list_names(model, optimizer)
+        self._names = [] if optimizer is None else list_names(model, optimizer)
         self.directory = Path(directory)
         self.skipped: list[str] = []  # checkpoints that restore() skipped, with the reason
         self._model, self._optimizer, self._others = model, optimizer, others
@@ -279,36 +279,46 @@ class Checkpointer:
                 if thread.is_alive():
                     _log.warning("%s in %s did not end within %g s: it is lost", thread.name, self.directory, seconds)
 
-    def save_alone(self, step: int) -> None:
+    def save_alone(self, found: leaving.Alone) -> None:
         """Save the state of this process, without others: the sessions of all ranks wait for a world that never comes.
 
-        Each has all of the state. One of them saves, and the others wait until it has.
+        One of those that have all of the state saves, and the others wait until it has.
         """
-        if _newest.get(self.directory) is not self or dist.is_initialized():
-            return
-        named = _named.get(self.directory)
-        if named is None:
+        step, whole, named = found.step, found.whole, _named.get(self.directory)
+        if named is None or _newest.get(self.directory) is not self or dist.is_initialized():
             return  # nothing was trained here
-        if abs(named - step) > 1:
-            text = "step %d is not saved in %s: the script calls it %d, or has not asked should_save about it"
-            _log.warning(text, step, self.directory, named)
-            return
-        began = time.monotonic()
+        why = found.lacks
+        if abs(named - found.made) > 1:
+            why = f"the script calls it {named}, or has not asked should_save about it"
+        elif whole is not None and (whole.model is not self._model or self._optimizer not in (None, whole.optimizer)):
+            why = "its model or optimizer is not that of the session"
+        began, saved = time.monotonic(), list[int]()
         try:
             with files.taking_turns(self.directory):
                 saved = files.split_steps(self._list_names())[0]
-                if all(one < step for one in saved):
-                    self._write_alone(step)
+                if not why and all(one < step for one in saved):
+                    self._write_alone(step, whole)
                     progress.saves.note(FILE, began)
         except (Exception, CheckpointException) as error:
-            _log.warning("step %d is not saved in %s: %s", step, self.directory, find_root_cause(error))
+            why = find_root_cause(error)
+        missing = found.made - max(saved, default=0)
+        if why and missing > 0:
+            _log.warning(
+                "this process does not save step %d in %s: %s. Unless another one does, %d steps since the newest"
+                " checkpoint there have to be made again",
+                *(found.made, self.directory, why, missing),
+            )
 
-    def _write_alone(self, step: int) -> None:
+    def _write_alone(self, step: int, whole: leaving.Whole | None) -> None:
         temporary = self.directory / files.temporary_name(step)
-        others = collect_others(self._optimizer, self._others)
+        if whole is None:
+            state, groups = collect(self._model, self._optimizer), None
+        else:
+            state, groups = name_whole(whole.state, self._names), whole.state["optimizer"]["param_groups"]
+        others = collect_others(self._optimizer, self._others, groups)
         self._make_room(temporary)
         with files.hold(temporary):
-            save(collect(self._model, self._optimizer), checkpoint_id=temporary)
+            save(state, checkpoint_id=temporary)
             own = [*sorted(temporary.glob("__*")), temporary / files.STATE, temporary / ".metadata"]
             (temporary / files.STATE).write_bytes(others)
             manifest = {"version": 1, "step": step, "worldSize": 1, "files": files.seal_files(own)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,16 @@ def collect(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
 def _collect_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if sharding.is_flat(model):
         return dict(get_optimizer_state_dict(model, optimizer))
-    names, plain = list_names(model, optimizer), optimizer.state_dict()
+    return _name_optimizer(optimizer.state_dict(), list_names(model, optimizer))
+
+
+def name_whole(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The same of a state that was put together, as `state_dict` gives it. `names`: of the optimizer's parameters."""
+    model = {strip(name): value for name, value in state["model"].items()}
+    return {"model": model} | ({"optimizer": _name_optimizer(state["optimizer"], names)} if names else {})
+
+
+def _name_optimizer(plain: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     groups = [{**group, "params": [names[index] for index in group["params"]]} for group in plain["param_groups"]]
     # A key that is no index belongs to the optimizer as a whole.
     state = {names[key] if isinstance(key, int) else key: one for key, one in plain["state"].items()}
@@ -69,12 +78,19 @@ def list_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
     return found
 
 
-def collect_others(optimizer: torch.optim.Optimizer | None, others: Mapping[str, Any]) -> bytes:
-    """The state that is equal on all ranks, serialised by torch.
+def collect_others(
+    optimizer: torch.optim.Optimizer | None,
+    others: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]] | None = None,
+) -> bytes:
+    """The state that is equal on all ranks, serialised by torch. `groups`: other ones than the optimizer's.
 
     Raises ConfigurationError for what would be written and never read: only plain data and tensors are unpickled.
     """
-    groups = optimizer.param_groups if optimizer is not None else []
+    if optimizer is None:
+        groups = []
+    elif groups is None:
+        groups = optimizer.param_groups
     state: dict[str, Any] = {
         "others": {name: _make_plain(one.state_dict()) for name, one in others.items()},
         # The settings of the parameter groups, including keys unknown to torch, such as a learning-rate factor.

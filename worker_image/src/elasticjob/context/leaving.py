@@ -6,7 +6,28 @@ And what can save without any, once there will be no further world.
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A sharded model and its optimizer, put together in host memory. Their own shards are of a world that is over."""
+
+    model: Any
+    optimizer: Any
+    state: Mapping[str, Any]  # "model" and "optimizer", as they give it by `state_dict`
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What a process has in memory, in no world."""
+
+    made: int  # so many steps
+    step: int  # and all of the state after so many: a loss may have cost some
+    whole: Whole | None = None  # of a sharded model
+    lacks: str = ""  # why it has not all of any state
 
 
 class Busy(Protocol):
@@ -15,8 +36,8 @@ class Busy(Protocol):
     def finish(self, seconds: float | None) -> None:
         """Wait until it is done, at most so long. Never raises."""
 
-    def save_alone(self, step: int) -> None:
-        """Save this process's state, which is that after so many steps, in no world. Never raises."""
+    def save_alone(self, found: Alone) -> None:
+        """Save the state of this process, in no world, or say what is lost with it. Never raises."""
 
 
 _busy: weakref.WeakSet[Busy] = weakref.WeakSet()
@@ -27,10 +48,12 @@ def wait_for(one: Busy) -> None:
     _busy.add(one)
 
 
-def save_alone(step: int) -> None:
-    """There will be no further world for this process, which has all of the state in memory: save it."""
-    for one in list(_busy):
-        one.save_alone(step)
+def save_alone(found: Alone) -> bool:
+    """There will be no further world for this process: save its state. False if there is nothing that could."""
+    those = list(_busy)
+    for one in those:
+        one.save_alone(found)
+    return bool(those)
 
 
 def leave(seconds: float | None = None) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.collectives import messages, skeletons
+from elasticjob.context.leaving import Alone
 from elasticjob.data import generators
 from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
@@ -140,10 +141,25 @@ class Memory:
     def _can_take_back(self) -> bool:
         return self._can_go_back and isinstance(self.model_state, ReplicatedModelState)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether this rank alone has all of the state, after a step that is applied in all its parts."""
-        return self._clean and self.committed >= 0 and isinstance(self.model_state, ReplicatedModelState)
+    def go_alone(self) -> Alone | None:
+        """Outside of any world, to save it: go to the latest step of which this rank alone has all of the state.
+
+        None if there is nothing to save, or another process of this pod has the same.
+        """
+        before = self.committed
+        if before < 0:
+            return None
+        try:
+            found = self.model_state.find_alone(before, self._clean, self._places.keys())
+        except recovery.StateLostError as lost:
+            return Alone(before + 1, 0, lacks=str(lost))
+        if found is None:
+            return None
+        self.committed, whole = found
+        if self.committed != before:
+            self._go_to(self._places[self.committed])
+        self._clean = True
+        return Alone(before + 1, self.committed + 1, whole)
 
     def note_torn(self) -> None:
         """A broken step has changed what cannot be taken back."""

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticjob.context.leaving import Whole
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions import shapes
+from elasticjob.sessions import recovery, shapes
 from elasticjob.torchcompat import ddp as torch_ddp
 from elasticjob.torchcompat import optimizers, waits
 from elasticjob.torchcompat.wrappers import Transparent
@@ -106,6 +107,13 @@ class ModelState(Protocol):
         `step` is this rank's step; `clean` is whether no step is partially applied; `places` are earlier steps of
         which it has the other state. Returns the step of the restored state, and whether this rank has the other state
         of that step. Raises StateLostError if a part is missing.
+        """
+
+    def find_alone(self, step: int, clean: bool, places: Collection[int]) -> tuple[int, Whole | None] | None:
+        """The latest step of which this rank alone has all of the model, outside of any world; arguments as above.
+
+        And the model, if what a script has of it is a part. None if another process of this pod has the same. Raises
+        StateLostError if there is no such step.
         """
 
     def state(self) -> dict[str, Any]:
@@ -344,6 +352,11 @@ class ReplicatedModelState:
 
     def restore(self, step: int, clean: bool, places: Collection[int], group: Any) -> tuple[int, bool]:
         return step, clean
+
+    def find_alone(self, step: int, clean: bool, places: Collection[int]) -> tuple[int, Whole | None] | None:
+        if not clean:
+            raise recovery.StateLostError("this rank was interrupted while it applied a step")
+        return step, None
 
     def state(self) -> dict[str, Any]:
         named = list(self._module.named_parameters())

@@ -308,8 +308,13 @@ class Worlds:
         """Save what is in memory if the agent asks for it: it does so in no world only if no further one comes."""
         if not signals.is_pending():
             return
-        if self._memory.is_whole:
-            leaving.save_alone(self._memory.committed + 1)
+        found = self._memory.go_alone()
+        if found is not None and not leaving.save_alone(found):
+            logger.warning(
+                "This session ends while it waits for a world: no elasticjob.Checkpointer saves the state after %d"
+                " steps, and those since the script's own last checkpoint have to be made again.",
+                found.made,
+            )
         signals.clear_checkpoint_request()
 
     def _take(self, called: Place) -> Place | None:

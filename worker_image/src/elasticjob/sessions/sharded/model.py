@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elasticjob.collectives import messages
+from elasticjob.context.leaving import Whole
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessions import recovery
 from elasticjob.sessions.model_state import ModelState, ReplicatedModelState, StepHooks, hook
@@ -62,6 +64,7 @@ class ShardedModelState:
         self._least = least
         self._mesh: DeviceMesh | None = None
         self._made: tuple[torch.nn.Module, torch.optim.Optimizer] | None = None
+        self._left: tuple[weakref.ref[torch.nn.Module], weakref.ref[torch.optim.Optimizer]] | None = None  # last built
         self._groups = 0  # that `build` has made in this world
         self._filled = False  # the built model has the shared state
         self._copies = copies
@@ -177,6 +180,8 @@ class ShardedModelState:
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "trainable": trainable}
 
     def unbind(self) -> None:
+        if self._made is not None:
+            self._left = (weakref.ref(self.model), weakref.ref(self.optimizer))
         self._made = self._flags = None
         if self._copies is not None:
             self._copies.leave()
@@ -213,6 +218,14 @@ class ShardedModelState:
         if step < 0:
             return step, clean
         return self._plan.step, self._plan.step in mine.find_steps()
+
+    def find_alone(self, step: int, clean: bool, places: Collection[int]) -> tuple[int, Whole | None] | None:
+        if not self._held and not self._is_lost:
+            return None
+        plan = recovery.plan_recovery([self._take_inventory(step, clean, places)])
+        held = [self._held[plan.find_piece(index)] for index in range(len(plan.holders))]
+        model, optimizer = (None, None) if self._left is None else (one() for one in self._left)
+        return plan.step, Whole(model, optimizer, parts.put_together(held))
 
     def _refuse_stages(self, group: Any) -> None:
         """Raises ConfigurationError unless all ranks have built the same model."""

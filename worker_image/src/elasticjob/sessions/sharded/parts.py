@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,17 @@ def find_leaves(part: Any) -> dict[Path, Leaf]:
 
     _walk(part, note)
     return found
+
+
+def put_together(held: Sequence[Any]) -> Any:
+    """The state of the whole model, from all of its parts in their order. What is not cut is that of the first one."""
+    leaves, tensors = find_leaves(held[0]), [find_tensors(part) for part in held]
+
+    def make(path: Path) -> torch.Tensor:
+        dim = leaves[path].dim
+        return tensors[0][path] if dim < 0 else torch.cat([one[path] for one in tensors], dim)
+
+    return replace_tensors(held[0], make)
 
 
 def replace_tensors(part: Any, make: Callable[[Path], Any], path: Path = ()) -> Any:
