@@ -32,6 +32,14 @@ def test_weights_are_put_back_after_a_loss(tmp_path: Path, how: str) -> None:
     assert sorted(ended) == [0, 9]
 
 
+@pytest.mark.parametrize("lost", [0, 5])
+def test_a_rate_that_is_lowered_before_the_pass_is_lowered_once(tmp_path: Path, lost: int) -> None:
+    weights, ended = run(tmp_path / "lost", 2, HOW="rate", LOST=str(lost))
+    undisturbed, _ = run(tmp_path / "alone", 1, HOW="rate")
+    assert weights == pytest.approx(undisturbed, abs=1e-6)
+    assert sorted(ended) == [0, 9]
+
+
 @pytest.mark.parametrize("how", ["copied", "assigned", "counted", "evaluation"])
 def test_a_rank_that_cannot_put_them_back_goes_to_its_checkpoint(tmp_path: Path, how: str) -> None:
     """In the first step that changes them, nobody knows yet that they have to be kept."""
