@@ -35,6 +35,7 @@ def test_weights_are_put_back_after_a_loss(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("lost", [0, 5])
 def test_a_rate_that_is_lowered_before_the_pass_is_lowered_once(tmp_path: Path, lost: int) -> None:
     weights, ended = run(tmp_path / "lost", 2, HOW="rate", LOST=str(lost))
+    weights.pop(-1, None)  # before the first step
     undisturbed, _ = run(tmp_path / "alone", 1, HOW="rate")
     assert weights == pytest.approx(undisturbed, abs=1e-6)
     assert sorted(ended) == [0, 9]

@@ -192,8 +192,7 @@ class Memory:
             if self._schedules.has_any:
                 self._schedules.note_step()
             self._together = self._together is not False and self._is_whole() and not is_divided
-        if self._schedules.has_any:
-            self._schedules.forget()
+        self._schedules.forget()
         self._undo.forget()
         made = self._count_calls(with_skipped=True)
         self._usual = {name: max(usual, made[name]) for name, usual in self._usual.items()}
@@ -292,11 +291,13 @@ class Memory:
         elif was_ready and list(self._usual.values()) == [1]:
             if self.virtual is not None:
                 self.virtual.buffers.undo()
-            self.model_state.keep(self.committed, generation)
+            with self._schedules.before():
+                self.model_state.keep(self.committed, generation)
             self.model_state.optimizer.step()
             if self.virtual is not None:
                 self.virtual.buffers.apply()
             self.model_state.keep(self.committed + 1, generation)
+            self._schedules.take_back()
         else:
             self._schedules.take_back()
         if self.virtual is not None:

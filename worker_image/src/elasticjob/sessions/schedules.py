@@ -5,19 +5,22 @@ another number in another world: ranks with different learning rates train diffe
 functions are compared, at some steps.
 
 A loss breaks the block of a step off anywhere. If the step is taken back, so are its schedulers, wherever in the block
-they step. If the optimizer has applied it, the step counts, though the script did not come to a scheduler after it: one
-that makes each step makes this one too. One that follows a value of the lost world does not.
+they step, and so are the settings of its optimizers, such as a rate that the script lowers itself. If the optimizer has
+applied it, the step counts, though the script did not come to a scheduler after it: one that makes each step makes this
+one too. One that follows a value of the lost world does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+Groups = list[tuple[dict[str, Any], dict[str, Any]]]  # each group of parameters, and settings for it
 _STEPS = (1, 2, 5, 10, 50, 100, 1_000, 10_000, 100_000)
 
 DIFFERENT = (
@@ -46,23 +49,22 @@ def _call(function: Callable[[int], Any], step: int) -> float | None:
 
 
 class StepSchedules:
-    """The schedulers among some objects, and what they change of these optimizers: as they were before a step."""
+    """The schedulers among some objects, and the settings of these optimizers: as they were before a step."""
 
     def __init__(self, extras: Iterable[Any]) -> None:
         self._schedulers = [one for one in extras if isinstance(one, LRScheduler)]
         self.has_any = bool(self._schedulers)
         self._states: list[dict[str, Any]] = []
         self._counts: list[int] = []  # how often each had stepped
-        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []  # each group of parameters, and what it was
+        self._groups: Groups = []
         self._steps_always: list[bool | None] = [None] * len(self._schedulers)  # once in each step; None: no step yet
 
     def keep(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """A step begins."""
-        if self._schedulers:
-            self._states = [_copy(one.state_dict()) for one in self._schedulers]
-            self._counts = list(map(_count, self._schedulers))
-            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-            self._groups = [(group, _copy(_without_parameters(group))) for group in groups]
+        self._states = [_copy(one.state_dict()) for one in self._schedulers]
+        self._counts = list(map(_count, self._schedulers))
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._groups = [(group, _copy(_without_parameters(group))) for group in groups]
 
     def note_step(self) -> None:
         """The script's block has come to its end."""
@@ -94,12 +96,15 @@ class StepSchedules:
     def _restore(self) -> None:
         for scheduler, state in zip(self._schedulers, self._states, strict=bool(self._states)):
             scheduler.load_state_dict(_copy(state))
-        for group, before in self._groups:
-            for name, value in before.items():
-                if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
-                    group[name].copy_(value)  # some optimizers, and those that are compiled, know the tensor itself
-                else:
-                    group[name] = value
+        _set(self._groups)
+
+    @contextlib.contextmanager
+    def before(self) -> Iterator[None]:
+        """In this block, the settings of the optimizers are those of the beginning of the step."""
+        now = [(group, _copy(_without_parameters(group))) for group, _ in self._groups]
+        _set(self._groups)
+        yield
+        _set(now)
 
     def forget(self) -> None:
         """The step is over."""
@@ -109,6 +114,15 @@ class StepSchedules:
         """How often each has stepped in this step."""
         counts = self._counts or list(map(_count, self._schedulers))
         return [_count(one) - before for one, before in zip(self._schedulers, counts, strict=True)]
+
+
+def _set(groups: Groups) -> None:
+    for group, settings in groups:
+        for name, value in settings.items():
+            if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                group[name].copy_(value)  # some optimizers, and those that are compiled, know the tensor itself
+            else:
+                group[name] = value
 
 
 def _count(scheduler: Any) -> int:
