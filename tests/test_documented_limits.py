@@ -14,7 +14,7 @@ from elasticjob_operator.client import logs
 from elasticjob_operator.dashboard import looking, server, streams
 from elasticjob_operator.history import faulty_nodes, memory, rank_failures, worlds
 from elasticjob_operator.integrations.kueue import asking, store
-from elasticjob_operator.kube import client, job_room
+from elasticjob_operator.kube import client, job_room, status_room
 from elasticjob_operator.launch import bundle, function, run
 from elasticjob_operator.model import reading
 from elasticjob_operator.plan import reporting
@@ -30,6 +30,9 @@ LIMITS = {
     "bytes of memory that the spec of a job takes by itself": job_room.KEPT_BYTES,
     "jobs of a namespace whose specs take so much by themselves": job_room.KEPT_JOBS,
     "bytes of that room, of all jobs": job_room.MOST_KEPT_BYTES,
+    "bytes of memory that the status of a job without pods takes by itself": status_room.KEPT_BYTES,
+    "jobs of a namespace whose statuses take so much by themselves": status_room.KEPT_JOBS,
+    "bytes of the room for statuses, of all jobs": status_room.MOST_KEPT_BYTES,
     "bytes of the rest of a spec": bounds.MOST_SPEC_BYTES,
     "bytes of an ElasticJobTemplate": bounds.MOST_TEMPLATE_BYTES,
     "levels of a spec": bounds.MOST_DEPTH,

@@ -243,6 +243,7 @@ class Applier:
             if known is not None and not (known.is_busy and now < known.until + MOST_BUSY_SECONDS):
                 del self._refused[job.uid]  # else there may be news that are not told now
             return
+        assert not job.is_short, "what was not kept of it would be overwritten"
         unwritable = self._unwritable.get(job.uid, {})
         is_large = len(status.rendezvous.members) + len(job.status.rendezvous.members) > MOST_MEMBERS_IN_LOOP
         build = functools.partial(manifests.status_patch, job, status, plan.keep)  # of frozen values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from elasticjob_operator import turn
@@ -15,7 +16,8 @@ from elasticjob_operator.api import bounds, names
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.kube.job_room import JobRoom
 from elasticjob_operator.kube.lists import Lists, is_older
-from elasticjob_operator.model import observe, ownership
+from elasticjob_operator.kube.status_room import StatusRoom
+from elasticjob_operator.model import observe, ownership, reading
 from elasticjob_operator.model.child_objects import ChildObject, observe_child, why_no_child
 from elasticjob_operator.model.observe import Job, Node, Pod, Stranger
 from elasticjob_operator.model.ownership import POD, Dependent, UnownedObject
@@ -63,7 +65,7 @@ class Cache:
         self._limits, self._find_share, self._find_devices = limits, find_share, find_devices
         self.jobs: dict[JobKey, tuple[Job, str]] = {}  # with the resourceVersion
         self.jobs_known = False  # all of them were read once
-        self._room = JobRoom()
+        self._room, self._statuses = JobRoom(), StatusRoom()
         self.lists = Lists()
         self._pods: dict[JobKey, dict[str, Pod]] = {}  # by UID
         self._job_of: dict[str, JobKey] = {}
@@ -103,9 +105,23 @@ class Cache:
             del self._ended[key]  # seen again: it is not certain that it was deleted
         seen = observe.observe_job(raw, self._limits, before)
         if known is not None and before is None:
-            self._room.leave(key)  # of a predecessor
-        self.jobs[key] = (self._room.let_in(seen, before, is_first_list=not self.jobs_known), version)
+            self._leave_rooms(key)  # of a predecessor
+        job = self._room.let_in(seen, before, is_first_list=not self.jobs_known)
+        self.jobs[key] = (self._statuses.let_in(job, has_pods=key in self._pods), version)
         self._wake(key)
+
+    def complete(self, raw: Raw) -> tuple[Job, str] | None:
+        """The job that was just entered as this, with all of its status; None if it has changed since."""
+        metadata = raw["metadata"]
+        known = self.jobs.get((metadata["namespace"], metadata["name"]))
+        if known is None or known[0].uid != metadata["uid"] or known[1] != str(metadata.get("resourceVersion", "")):
+            return None
+        said = reading.read_status(raw.get("status"))
+        return replace(known[0], status=said.status, status_raw=said.raw, is_short=False), known[1]
+
+    def _leave_rooms(self, key: JobKey) -> None:
+        self._room.leave(key)
+        self._statuses.leave(key)
 
     def end_job(self, key: JobKey, uid: str, version: str) -> None:
         """The API server reports that this very job was deleted, so what it owned has no owner any more."""
@@ -118,7 +134,7 @@ class Cache:
         known = self.jobs.get(key)
         if known is not None and known[0].uid == uid:
             del self.jobs[key]
-            self._room.leave(key)
+            self._leave_rooms(key)
             self._wake(key)
 
     def may_read_again(self, job: Job) -> bool:
@@ -198,6 +214,9 @@ class Cache:
         self._count(key[0], pod, None)
         if not self._pods[key]:
             del self._pods[key]
+            if key in self.jobs and not self.jobs[key][0].is_short:
+                job, version = self.jobs[key]
+                self.jobs[key] = (self._statuses.let_in(job, has_pods=False), version)
         self._wake(key)
 
     def _count(self, namespace: str, before: Pod | None, after: Pod | None) -> None:

@@ -167,6 +167,7 @@ class Job:
     size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows
     own_replicas: int | None = None  # the number in spec.replicas, if nobody but the operator has written it
     status_raw: Raw = field(default_factory=dict, compare=False)
+    is_short: bool = False  # much of its status was not kept: it is read again before anything is done
     asked: reading.Asked | None = field(default=None, compare=False, repr=False)
     unread: tuple[str, ...] = ()  # status fields that decisions depend on and that could not be parsed
     labels: Mapping[str, str] = field(default_factory=dict)  # only those that mean something: `names.MARKS` ...

@@ -188,6 +188,10 @@ class Plan:
         )
         return not any(writes)
 
+    def writes(self, before: api.Status) -> bool:
+        """Whether the plan writes anything."""
+        return not self.is_idle or self.status != before
+
     def only_tells(self, before: api.Status) -> bool:
         """Whether the plan does nothing but write a status with which no decision of the next pass would differ."""
         if not self.is_idle or self.announces or self.status == before:

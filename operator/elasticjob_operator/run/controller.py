@@ -305,16 +305,7 @@ class Controller:
         known = await self._find_job(key)
         self._hub.forget_pods(key, but={p.uid for p in self._cache.pods(key)})
         if known is None:
-            if self._queue is not None:
-                await self._queue.forget(key, self._cache.pods(key))
-            agents = self._hub.agents(key)
-            self._hub.direct(key, directives.release(agents, ()))
-            if has_left or loop.dirty or any(agent.connected for agent in agents.values()):
-                return None  # the deletion of the last pod wakes this job, or something has already
-            self._hub.forget(key)
-            self._cache.forget(key)
-            self._loops.pop(key, None)
-            self._on_forget(key)
+            await self._forget(key, loop, has_left=has_left)
             return None
         job, version = known
         started = loop.began = time.monotonic()
@@ -348,6 +339,10 @@ class Controller:
             contested_until=contested_until,
         )
         made = await self._plan(seen, loop)
+        if job.is_short and (pods or made.writes(job.status)):
+            job, version = await self._read_whole(key)
+            seen = replace(seen, job=job)
+            made = await self._plan(seen, loop)
         if is_try := loop.tries_one and len(made.create) > 1:
             made = replace(made, create=made.create[:1])
         made = self._hold_back(loop, job, self._delete_less(loop, job, made, now, started), now, started)
@@ -377,6 +372,19 @@ class Controller:
             *(made.wake_at, settled, held_until, look_at, overdue_at, outcome.again_at),
             now + told_in if told_in else None,
         )
+
+    async def _forget(self, key: JobKey, loop: _Loop, *, has_left: bool) -> None:
+        """The job is gone; its quota, pods and agents may not be."""
+        if self._queue is not None:
+            await self._queue.forget(key, self._cache.pods(key))
+        agents = self._hub.agents(key)
+        self._hub.direct(key, directives.release(agents, ()))
+        if has_left or loop.dirty or any(agent.connected for agent in agents.values()):
+            return  # the deletion of the last pod wakes this job, or something has already
+        self._hub.forget(key)
+        self._cache.forget(key)
+        self._loops.pop(key, None)
+        self._on_forget(key)
 
     async def _find_job(self, key: JobKey) -> tuple[Job, str] | None:
         """The job and its version. One that was not kept for want of room is read again when there is some."""
@@ -550,6 +558,16 @@ class Controller:
             return left
         loop.trouble = loop.last_trouble
         return None
+
+    async def _read_whole(self, key: JobKey) -> tuple[Job, str]:
+        """The job with what was not kept of its status. Raises ApiError, also if it changes meanwhile."""
+        path, since = path_of(names.API_VERSION, names.PLURAL, *key), self._cache.lists.count()
+        raw = await self._api.request("GET", path, reduce=reduce_item)
+        self._cache.put_job(raw, since)
+        found = self._cache.complete(raw)
+        if found is None:
+            raise ApiError(409, "Stale", f"{key[0]}/{key[1]} has changed")
+        return found
 
     async def _look_again(self, key: JobKey) -> None:
         path, since = path_of(names.API_VERSION, names.PLURAL, *key), self._cache.lists.count()

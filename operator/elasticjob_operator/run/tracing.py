@@ -56,6 +56,8 @@ class Tracer:
             known = None
         if known is None:
             known = self._known[job.key] = _Known(job, job.status)
+        if known.job.is_short or job.is_short:  # what is not kept has not changed
+            known.status = job.status
         before, after, now = known.status, plan.status, self._clock()
         notes = known.of_world if before.rendezvous.members else known.of_job
         told = [spans.note_event(e.reason, e.message, now, warning=e.warning) for e in plan.events]

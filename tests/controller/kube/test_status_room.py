@@ -17,6 +17,7 @@ from aiohttp import web
 from controller.api_fixture import answering
 from controller.kube.test_job_room import see
 from elasticjob_operator.api import names
+from elasticjob_operator.kube import status_room
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
@@ -93,6 +94,12 @@ def make_job(number: int, namespace: str = "greedy", end: str = "Failed", **spec
     return {"metadata": {**metadata, "generation": 1}, "spec": spec, "status": make_status(number, end)}
 
 
+@pytest.fixture
+def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_room, "MOST_KEPT_BYTES", 8 * MIB)
+
+
+@pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("end", ["Failed", "Suspended"])
 def test_the_statuses_of_one_namespace_keep_a_bounded_memory(end: str) -> None:
     """Whoever makes jobs that say much, and lets them end, would take all that the operator has."""
@@ -102,13 +109,13 @@ def test_the_statuses_of_one_namespace_keep_a_bounded_memory(end: str) -> None:
     gc.collect()
     tracemalloc.start()
     try:
-        for number in range(120):
+        for number in range(30):
             cache.put_job(json.loads(json.dumps(make_job(number, end=end))))
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < 44 * MIB, f"{taken / MIB:.0f} MiB, of 73"
+    assert taken < 7 * MIB, f"{taken / MIB:.0f} MiB, of 18 in all"
     cache.put_job(make_job(0, "other", end))
     assert len(cache.jobs["other", "j0"][0].status.timeline) == 50, "another namespace has its share"
 
@@ -157,7 +164,7 @@ def merge(stored: dict[str, Any], patch: dict[str, Any]) -> None:
 
 
 def fill(cache: Cache) -> None:
-    for number in range(1, 100):
+    for number in range(1, 30):
         cache.put_job(make_job(number, managedBy="example.com/other"))
 
 
@@ -180,6 +187,7 @@ async def rest(operator: Operator) -> None:
     await see(lambda: not any(loop.running or loop.dirty for loop in operator.controller._loops.values()))
 
 
+@pytest.mark.usefixtures("small_room")
 async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path: Path) -> None:
     server = Server(make_job(0))
     async with answering(server.answer, tmp_path) as api:
@@ -209,6 +217,7 @@ async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path:
         await operator.controller.stop()
 
 
+@pytest.mark.usefixtures("small_room")
 async def test_such_a_job_goes_on_where_it_was(tmp_path: Path) -> None:
     server = Server(make_job(0, end="Suspended"))
     async with answering(server.answer, tmp_path) as api:
@@ -230,6 +239,7 @@ async def test_such_a_job_goes_on_where_it_was(tmp_path: Path) -> None:
         await operator.controller.stop()
 
 
+@pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize(
     "goes", [pytest.param("deleted", id="deleted"), pytest.param("anew", id="made anew under its name")]
 )
@@ -241,8 +251,8 @@ def test_the_room_of_a_job_that_goes_is_free_again(goes: str) -> None:
     asyncio.run(cache.know_jobs())
     fill(cache)
     most = count(cache)
-    assert 20 < most < 99
-    for number in range(1, 100):
+    assert 3 < most < 29
+    for number in range(1, 30):
         key = ("greedy", f"j{number}")
         if goes == "deleted":
             cache.end_job(key, f"greedy-j{number}", "5")
@@ -251,7 +261,7 @@ def test_the_room_of_a_job_that_goes_is_free_again(goes: str) -> None:
             new["metadata"] |= {"uid": f"new-{number}", "resourceVersion": "9"}
             cache.put_job({**new, "status": {}})
     assert count(cache) == 0
-    for number in range(100, 199):
+    for number in range(100, 129):
         cache.put_job(make_job(number))
     assert count(cache) == most
 
@@ -268,6 +278,7 @@ def test_a_job_of_many_members_is_kept_short_at_once() -> None:
     assert cache.jobs[KEY][0].status.rendezvous.members == []
 
 
+@pytest.mark.usefixtures("small_room")
 def test_a_job_with_pods_is_kept_as_it_is() -> None:
     cache = Cache(lambda key: None)
     cache.put_pod(make_pod())
