@@ -1,7 +1,8 @@
 """Ranks of a session whose script keeps the global generators of random numbers in an object of the session.
 
 It draws from them behind the optimizers of each step, and once more behind each step or epoch if `BETWEEN` says so. In
-the first step of generation `LOST`, or in step `LOST_STEP`, the rank `WHO` dies between two optimizers.
+the first step of generation `LOST`, or in step `LOST_STEP`, the rank `WHO` dies between two optimizers. `RATE` says
+where it lowers the learning rate in each step, if it does: before the block, inside, or behind it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from elasticjob import ElasticDistributedSampler, Session
 EPOCHS, SAMPLES, BATCH = 3, 12, 4
 LOST, LOST_STEP = int(os.environ.get("LOST", "-1")), int(os.environ.get("LOST_STEP", "-1"))
 WHO, WAITS, BETWEEN = int(os.environ.get("WHO", "0")), "WAITS" in os.environ, os.environ.get("BETWEEN", "")
+RATE = os.environ.get("RATE", "")
 OUT = Path(os.environ["OUT"])
 
 
@@ -56,6 +58,11 @@ def main() -> None:
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
     draws = Draws()
     session = Session(model=model, optimizer=optimizers[0], sampler=sampler, second=optimizers[1], draws=draws)
+
+    def pass_by(place: str) -> None:
+        for group in optimizers[0].param_groups if place == RATE else ():
+            group["lr"] *= 0.9
+
     for epoch in range(sampler.epoch, EPOCHS):
         sampler.set_epoch(epoch)
         for (x,) in session.batches(loader):
@@ -63,7 +70,9 @@ def main() -> None:
                 time.sleep(0.01)
             step = session.committed + 1
             is_due = session.generation == LOST or (step == LOST_STEP and session.generation == 1)
+            pass_by("before")
             with session.step():
+                pass_by("inside")
                 for number, optimizer in enumerate(optimizers):
                     found = session.model(x).square().mean()
                     if number and is_due and session.rank == WHO and session.world_size > 1:
@@ -74,7 +83,11 @@ def main() -> None:
                 draws.draw()
             if session.committed == step:
                 with (OUT / f"{os.getpid()}.jsonl").open("a") as lines:
-                    lines.write(json.dumps({"step": step, "drawn": draws.drawn}) + "\n")
+                    lines.write(
+                        json.dumps({"step": step, "drawn": draws.drawn, "rate": optimizers[0].param_groups[0]["lr"]})
+                        + "\n"
+                    )
+                pass_by("behind")
                 if BETWEEN == "steps":
                     draws.draw()
         if BETWEEN == "epochs":

@@ -1,4 +1,4 @@
-"""Random numbers that a script keeps in an object of the session: each is drawn once, whatever a loss breaks."""
+"""What a script does once in a step is done once, whatever a loss breaks: drawing random numbers, lowering a rate."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def test_what_was_drawn_between_two_steps_is_not_drawn_again(tmp_path: Path, bet
         drawn = find_drawn(agent)
     assert sorted(agent.ended) == [0, 9]
     assert drawn == list_numbers(STEPS + {"epochs": EPOCHS, "steps": STEPS}[between] - 1)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("place", ["before", "inside", "behind"])
+def test_a_rate_that_is_lowered_in_each_step_is_lowered_once_in_each(tmp_path: Path, place: str) -> None:
+    with FakeAgent(PROGRAM, tmp_path, LOST_STEP="4", WHO="1", RATE=place) as agent:
+        agent.start(2)
+        agent.run()
+        rates = {row["step"]: row["rate"] for row in agent.rows}
+    assert sorted(agent.ended) == [0, 9]
+    assert rates == pytest.approx({step: 0.1 * 0.9 ** (step + (place != "behind")) for step in range(STEPS)})
