@@ -96,15 +96,24 @@ class Memory:
         self._calls = dict.fromkeys(self._calls, 0)
         self._passed = {}
 
-    def begin_step(self) -> None:
-        """A step begins, and not only a further micro-batch of it."""
+    def begin_batch(self) -> None:
+        """The script gets the batch of a step, to which a loss lets it come back."""
         if self._can_go_back:
-            self.begin_block()
+            self._keep_schedules()
+
+    def begin_step(self, has_batch: bool = False) -> None:
+        """A step begins, and not only a further micro-batch of it. `has_batch`: it has begun with that."""
+        if self._can_go_back:
+            if not (has_batch and self._schedules.is_kept):
+                self._keep_schedules()
             if isinstance(self.model_state, ReplicatedModelState):
                 self.model_state.note_gradients()
 
     def begin_block(self) -> None:
         """From here on, schedulers may follow what the script gets from other ranks."""
+        self._keep_schedules()
+
+    def _keep_schedules(self) -> None:
         further = (one for one in self._extras.values() if _is_optimizer(one))
         self._schedules.keep([self.model_state.optimizer, *further])
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-Groups = list[tuple[dict[str, Any], dict[str, Any]]]  # each group of parameters, and settings for it
 _STEPS = (1, 2, 5, 10, 50, 100, 1_000, 10_000, 100_000)
 
 DIFFERENT = (
@@ -48,6 +47,23 @@ def _call(function: Callable[[int], Any], step: int) -> float | None:
         return None
 
 
+class Settings:
+    """Those of one group of an optimizer's parameters, as they are now. Loading a state makes other groups of them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        self.optimizer, self.number = optimizer, number
+        self._values = _copy(_without_parameters(optimizer.param_groups[number]))
+
+    def apply(self) -> None:
+        """Let the group have them again."""
+        group = self.optimizer.param_groups[self.number]
+        for name, value in self._values.items():
+            if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
+                group[name].copy_(value)  # some optimizers, and those that are compiled, know the tensor itself
+            else:
+                group[name] = value
+
+
 class StepSchedules:
     """The schedulers among some objects, and the settings of these optimizers: as they were before a step."""
 
@@ -56,15 +72,14 @@ class StepSchedules:
         self.has_any = bool(self._schedulers)
         self._states: list[dict[str, Any]] = []
         self._counts: list[int] = []  # how often each had stepped
-        self._groups: Groups = []
+        self._settings: list[Settings] = []
         self._steps_always: list[bool | None] = [None] * len(self._schedulers)  # once in each step; None: no step yet
 
     def keep(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """A step begins."""
+        """What changes from here on goes back with the next step, if that is broken."""
         self._states = [_copy(one.state_dict()) for one in self._schedulers]
         self._counts = list(map(_count, self._schedulers))
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._groups = [(group, _copy(_without_parameters(group))) for group in groups]
+        self._settings = [Settings(one, number) for one in optimizers for number in range(len(one.param_groups))]
 
     def note_step(self) -> None:
         """The script's block has come to its end."""
@@ -96,33 +111,32 @@ class StepSchedules:
     def _restore(self) -> None:
         for scheduler, state in zip(self._schedulers, self._states, strict=bool(self._states)):
             scheduler.load_state_dict(_copy(state))
-        _set(self._groups)
+        for one in self._settings:
+            one.apply()
 
     @contextlib.contextmanager
     def before(self) -> Iterator[None]:
         """In this block, the settings of the optimizers are those of the beginning of the step."""
-        now = [(group, _copy(_without_parameters(group))) for group, _ in self._groups]
-        _set(self._groups)
+        now = [Settings(one.optimizer, one.number) for one in self._settings]
+        for one in self._settings:
+            one.apply()
         yield
-        _set(now)
+        for one in now:
+            one.apply()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a beginning to go back to."""
+        return bool(self._settings)
 
     def forget(self) -> None:
         """The step is over."""
-        self._states, self._counts, self._groups = [], [], []
+        self._states, self._counts, self._settings = [], [], []
 
     def _count_steps(self) -> list[int]:
         """How often each has stepped in this step."""
         counts = self._counts or list(map(_count, self._schedulers))
         return [_count(one) - before for one, before in zip(self._schedulers, counts, strict=True)]
-
-
-def _set(groups: Groups) -> None:
-    for group, settings in groups:
-        for name, value in settings.items():
-            if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
-                group[name].copy_(value)  # some optimizers, and those that are compiled, know the tensor itself
-            else:
-                group[name] = value
 
 
 def _count(scheduler: Any) -> int:

@@ -305,6 +305,8 @@ class Session:
                     break
                 self._micro = micro
                 before = self.committed
+                if not self._fence.is_open:
+                    self._memory.begin_batch()
                 yield batch
                 if self._left_by is not None:
                     self._settle()
@@ -353,7 +355,7 @@ class Session:
         if self._worlds.can_change:
             if not self._fence.is_open:
                 self._model_state.check_groups()
-                self._memory.begin_step()
+                self._memory.begin_step(self._in_batches)
                 self._early.begin()
             self._worlds.begin_block(begins_step=not self._fence.is_open)
         self._memory.begin()
