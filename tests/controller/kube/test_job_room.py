@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
+from elasticjob_operator.api import names
 from elasticjob_operator.kube import job_room
 from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.run.operator import Operator
@@ -142,6 +143,101 @@ def test_after_a_restart_jobs_that_were_let_in_find_their_room_first(status: dic
     assert len(kept) > 10
     cache.put_job(make_job("new", "third", version=1))
     assert not leaves_room or cache.jobs["third", "new"][0].spec is not None, "a namespace that has none finds room"
+
+
+RUNNING = {
+    **STARTED,
+    **WARNED,
+    "phase": "Running",
+    "observedGeneration": 6,
+    "rendezvous": {
+        "generation": 1,
+        "worldSize": 1,
+        "processes": 1,
+        "members": [{"pod": "runs-worker-0", "uid": "p", "node": "n", "rank": 0}],
+        "store": {"address": "10.0.0.1", "port": 1},
+    },
+    "inForce": {"nprocPerNode": 1, "rendezvous": {"backend": "operator"}},
+}
+
+
+def make_pod(phase: str, **state: Any) -> Any:
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": "runs",
+        "uid": "greedy-runs",
+        "controller": True,
+    }
+    labels = {
+        names.LABEL_APP: names.LABEL_APP_VALUE,
+        names.LABEL_JOB: "runs",
+        names.LABEL_JOB_UID: "greedy-runs",
+        names.LABEL_INDEX: "0",
+    }
+    metadata = {"name": names.pod_name("runs", 0), "namespace": "greedy", "uid": "p", "labels": labels}
+    metadata |= {
+        "resourceVersion": "30" if phase == "Running" else "31",
+        "ownerReferences": [owner | {"controller": True}],
+    }
+    status = {"phase": phase, "containerStatuses": [{"name": "node", "state": state}]}
+    spec = {"nodeName": "n", "containers": [{"name": "node", "image": "train:1"}]}
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+@pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize(
+    ("code", "change", "end"),
+    [
+        pytest.param(0, {}, "Complete", id="it is done"),
+        pytest.param(1, {"runPolicy": {"maxRestarts": 0}}, "Failed", id="it fails"),
+        pytest.param(None, {"runPolicy": {"suspend": True}}, "Suspended", id="it is suspended"),
+    ],
+)
+async def test_after_a_restart_a_job_is_looked_after_whose_change_waits(
+    code: int | None, change: dict[str, Any], end: str, tmp_path: Path
+) -> None:
+    """It trains with what it had, which no operator knows any more: for all but new pods, the rest is enough."""
+    server = Server(make_job("runs", status=dict(RUNNING), version=6, spec=change))
+    async with answering(server.answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        for n in range(40):
+            operator.cache.put_job(make_job(f"j{n}", status={"observedGeneration": 5}, spec={"managedBy": "a.b/c"}))
+        operator.cache.put_job(server.job)
+        operator.cache.put_pod(make_pod("Running", running={"startedAt": "2026-01-01T00:00:00Z"}))
+        await operator.cache.know_jobs()
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        if code is not None:
+            ended = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+            operator.cache.put_pod(make_pod("Succeeded" if code == 0 else "Failed", terminated=ended))
+        else:
+            await see(lambda: server.deleted)
+            operator.cache.drop_pod("p")
+        await see(lambda: any(c["type"] == end and c["status"] == "True" for c in server.job["status"]["conditions"]))
+        assert server.pods == 0
+        await operator.controller.stop()
+
+
+@pytest.mark.usefixtures("small_room")
+async def test_such_a_job_gets_new_pods_when_there_is_room(tmp_path: Path) -> None:
+    server = Server(make_job("runs", status=dict(RUNNING), version=6))
+    async with answering(server.answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        made = [f"j{n}" for n in range(40)]
+        for name in made:
+            operator.cache.put_job(make_job(name, status={"observedGeneration": 5}, spec={"managedBy": "a.b/c"}))
+        operator.cache.put_job(server.job)
+        await operator.cache.know_jobs()
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        await see(lambda: "no new pods" in server.told())
+        assert server.pods == 0
+        for name in made:
+            operator.cache.drop_job(("greedy", name), f"greedy-{name}")
+        await see(lambda: server.pods == 1)
+        assert "affinity" in server.made["spec"]
+        await operator.controller.stop()
 
 
 @pytest.mark.usefixtures("small_room")
@@ -320,6 +416,8 @@ class Server:
     def __init__(self, job: Any) -> None:
         self.job = job
         self.pods = 0
+        self.made: dict[str, Any] = {}  # the last pod
+        self.deleted = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "PATCH" and request.path.endswith("/status"):
@@ -328,9 +426,12 @@ class Server:
             self.job["metadata"]["resourceVersion"] = str(int(self.job["metadata"]["resourceVersion"]) + 1)
         elif request.method == "POST":
             made = await request.json()
-            self.pods += request.path.endswith("/pods")
+            if request.path.endswith("/pods"):
+                self.pods += 1
+                self.made = made
             made["metadata"] |= {"uid": f"made-{self.pods}", "resourceVersion": "7", "namespace": "greedy"}
             return web.json_response(made)
+        self.deleted += request.method == "DELETE" and "/pods/" in request.path
         return web.json_response(self.job)
 
     def told(self) -> str:
