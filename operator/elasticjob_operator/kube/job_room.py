@@ -23,6 +23,7 @@ from elasticjob_operator.shares import Berths
 KEPT_BYTES: Final = 32 * 1024  # of the spec of a job, which is many times what most take ...
 KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and what is more, shares ...
 SMALL_BYTES: Final = 1024  # of the JSON of _SMALL in a change: so little does not wait for room
+_CONTAINERS: Final = ("containers", "initContainers")
 _SMALL: Final = ("replicas", "elastic_policy", "run_policy", "scaling")  # which are consistent with each other
 MOST_KEPT_BYTES: Final = 96 * 2**20  # ... so many bytes of all jobs, of which one namespace gets half
 
@@ -62,21 +63,25 @@ class JobRoom:
         had_all = _had_all(job)
         waits = is_first_list and not had_all and self._berths.is_shared(key, size)
         # Whoever has seen it start let it in then, and what is larger now asks for room as others do.
-        is_back = (is_first_list and had_all) or ((before is None or before.no_room is not None) and _was_in(job))
+        was_out = before is None or before.no_room is not None or before.lacks_template
+        is_back = (is_first_list and had_all) or (was_out and _was_in(job))
         if not waits and self._berths.put(key, size, again=is_back):
             self._asked[key] = job.asked
             return job
         no_room = NoRoom(size, job.manager)
-        if before is not None and before.spec is not None and was_in:
+        if before is not None and before.spec is not None and was_in and not before.lacks_template:
             return _with_spec_of(before, job, no_room)
         self._asked.pop(key, None)
+        if was_in and job.spec is not None and (spec := _without_large_parts(job.spec)) is not None:
+            self._berths.put(key, count_bytes(spec.template), again=True)
+            return _without_new_pods(job, spec, no_room)
         self._berths.clear(key)
         return replace(job, spec=None, asked=None, problems=(), awaited=None, notices=(), no_room=no_room)
 
     def has_room(self, job: Job) -> bool:
         """Whether a job that waits, or whose change does, would be let in now."""
         missing = job.no_room or job.late
-        is_back = job.no_room is not None and _was_in(job)
+        is_back = (job.no_room is not None or job.lacks_template) and _was_in(job)
         return missing is None or self._berths.has_room(job.key, missing.size, again=is_back)
 
     def leave(self, key: JobKey) -> None:
@@ -103,6 +108,40 @@ def _with_spec_of(before: Job, job: Job, no_room: NoRoom) -> Job:
         late=no_room,
         notices=(Notice(NoRoom.REASON, f"{waits}: {no_room.message}"), *notices),  # the first one is the reason
     )
+
+
+def _without_new_pods(job: Job, spec: api.Spec, no_room: NoRoom) -> Job:
+    """A job that has started, and of which the spec is not known that it had: the pods that are there are looked after.
+
+    Else nobody would hear of their end, and who suspends the job would wait for the memory of its template.
+    """
+    told = Notice(NoRoom.REASON, f"there are no new pods until there is room for the changed spec: {no_room.message}")
+    notices = (told, *(notice for notice in job.notices if notice.reason != NoRoom.REASON))
+    return replace(job, spec=spec, asked=None, awaited=None, late=no_room, lacks_template=True, notices=notices)
+
+
+def _without_large_parts(spec: api.Spec) -> api.Spec | None:
+    """The spec without what is large in its template, for which it keeps its digest; None if it is large all the same.
+
+    What pods hold of nodes and queues is known by this, how they end, and what their job keeps beside them.
+    """
+    _ = spec.template_hash, spec.shape  # those of the whole one are copied
+    pod = {name: value for name, value in spec.template["spec"].items() if name not in _CONTAINERS and _is_small(value)}
+    for name in _CONTAINERS:
+        if name in spec.template["spec"]:
+            pod[name] = [_shorten(one) for one in spec.template["spec"][name]]
+    metadata = {name: value for name, value in (spec.template.get("metadata") or {}).items() if _is_small(value)}
+    kept = spec.model_copy(update={"template": {"metadata": metadata, "spec": pod}})
+    size = count_bytes(kept.template, kept.model_dump(exclude={"template"}, exclude_none=True))
+    return kept if size <= KEPT_BYTES else None
+
+
+def _shorten(container: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in container.items() if name in ("name", "resources") or _is_small(value)}
+
+
+def _is_small(value: object) -> bool:
+    return count_bytes(value) <= SMALL_BYTES
 
 
 def _measure(job: Job) -> int:

@@ -162,6 +162,7 @@ class Job:
     awaited: taking.Awaited | None = None  # the template that it has still to take
     no_room: NoRoom | None = None  # its spec was not kept; it is read again when there is room
     late: NoRoom | None = None  # a change of its spec was not, and the one before is in force
+    lacks_template: bool = False  # of which no more is kept than what pods that are there need: none are made of it
     problems: tuple[api.Problem, ...] = ()  # together with a spec: it was corrected, and the problems are reported
     has_replicas: bool = True
     size_writer: str = ""  # who has written spec.replicas the last time, as far as the API server knows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -134,12 +135,12 @@ def test_after_a_restart_jobs_that_were_let_in_find_their_room_first(status: dic
     cache.put_job(make_job("runs", "victim", status={**STARTED, "observedGeneration": 6}, version=6))
     assert cache.jobs["victim", "runs"][0].spec is not None
     asyncio.run(cache.know_jobs())
-    waiting = [job for job, _ in cache.jobs.values() if job.no_room is not None]
+    waiting = [job for job, _ in cache.jobs.values() if job.no_room is not None or job.lacks_template]
     assert len(waiting) == 80
     for job in waiting:
         if cache.may_read_again(job):
             cache.put_job(make_job(job.name, job.namespace, status=status, version=6))
-    kept = [key for key, (job, _) in cache.jobs.items() if job.spec is not None]
+    kept = [key for key, (job, _) in cache.jobs.items() if job.spec is not None and job.late is None]
     assert len(kept) > 10
     cache.put_job(make_job("new", "third", version=1))
     assert not leaves_room or cache.jobs["third", "new"][0].spec is not None, "a namespace that has none finds room"
@@ -157,7 +158,7 @@ RUNNING = {
         "members": [{"pod": "runs-worker-0", "uid": "p", "node": "n", "rank": 0}],
         "store": {"address": "10.0.0.1", "port": 1},
     },
-    "inForce": {"nprocPerNode": 1, "rendezvous": {"backend": "operator"}},
+    "inForce": {"nprocPerNode": 1, "rendezvous": {"backend": "c10d"}},
 }
 
 
@@ -175,7 +176,7 @@ def make_pod(phase: str, **state: Any) -> Any:
         names.LABEL_JOB_UID: "greedy-runs",
         names.LABEL_INDEX: "0",
     }
-    metadata = {"name": names.pod_name("runs", 0), "namespace": "greedy", "uid": "p", "labels": labels}
+    metadata: Any = {"name": names.pod_name("runs", 0), "namespace": "greedy", "uid": "p", "labels": labels}
     metadata |= {
         "resourceVersion": "30" if phase == "Running" else "31",
         "ownerReferences": [owner | {"controller": True}],
@@ -190,7 +191,7 @@ def make_pod(phase: str, **state: Any) -> Any:
     ("code", "change", "end"),
     [
         pytest.param(0, {}, "Complete", id="it is done"),
-        pytest.param(1, {"runPolicy": {"maxRestarts": 0}}, "Failed", id="it fails"),
+        pytest.param(1, {"elasticPolicy": {"maxRestarts": 0}}, "Failed", id="it fails"),
         pytest.param(None, {"runPolicy": {"suspend": True}}, "Suspended", id="it is suspended"),
     ],
 )
@@ -198,7 +199,8 @@ async def test_after_a_restart_a_job_is_looked_after_whose_change_waits(
     code: int | None, change: dict[str, Any], end: str, tmp_path: Path
 ) -> None:
     """It trains with what it had, which no operator knows any more: for all but new pods, the rest is enough."""
-    server = Server(make_job("runs", status=dict(RUNNING), version=6, spec=change))
+    spec = {"rendezvous": {"backend": "c10d"}, **change}
+    server = Server(make_job("runs", status=copy.deepcopy(RUNNING), version=6, spec=spec))
     async with answering(server.answer, tmp_path) as api:
         operator = Operator(Options(), api)
         for n in range(40):
@@ -221,7 +223,9 @@ async def test_after_a_restart_a_job_is_looked_after_whose_change_waits(
 
 @pytest.mark.usefixtures("small_room")
 async def test_such_a_job_gets_new_pods_when_there_is_room(tmp_path: Path) -> None:
-    server = Server(make_job("runs", status=dict(RUNNING), version=6))
+    server = Server(
+        make_job("runs", status=copy.deepcopy(RUNNING), version=6, spec={"rendezvous": {"backend": "c10d"}})
+    )
     async with answering(server.answer, tmp_path) as api:
         operator = Operator(Options(), api)
         made = [f"j{n}" for n in range(40)]
@@ -422,7 +426,7 @@ class Server:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "PATCH" and request.path.endswith("/status"):
             body = await request.json()
-            self.job.setdefault("status", {}).update(body["status"])
+            merge(self.job.setdefault("status", {}), body["status"])
             self.job["metadata"]["resourceVersion"] = str(int(self.job["metadata"]["resourceVersion"]) + 1)
         elif request.method == "POST":
             made = await request.json()
@@ -437,6 +441,16 @@ class Server:
     def told(self) -> str:
         conditions = self.job.get("status", {}).get("conditions", [])
         return next((c["message"] for c in conditions if c["reason"] == "NoRoom" and c["status"] == "True"), "")
+
+
+def merge(stored: dict[str, Any], patch: dict[str, Any]) -> None:
+    for name, value in patch.items():
+        if value is None:
+            stored.pop(name, None)
+        elif isinstance(value, dict) and isinstance(stored.get(name), dict):
+            merge(stored[name], value)
+        else:
+            stored[name] = value
 
 
 async def see(condition: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
-from controller.kube.test_job_room import see
+from controller.kube.test_job_room import merge, see
 from elasticjob_operator.api import names
 from elasticjob_operator.kube import status_room
 from elasticjob_operator.kube.cache import Cache
@@ -151,16 +151,6 @@ class Server:
         version = int(self.job["metadata"]["resourceVersion"]) + 1
         self.job["metadata"] |= {"resourceVersion": str(version), "generation": self.job["metadata"]["generation"] + 1}
         return copy.deepcopy(self.job)
-
-
-def merge(stored: dict[str, Any], patch: dict[str, Any]) -> None:
-    for name, value in patch.items():
-        if value is None:
-            stored.pop(name, None)
-        elif isinstance(value, dict) and isinstance(stored.get(name), dict):
-            merge(stored[name], value)
-        else:
-            stored[name] = value
 
 
 def fill(cache: Cache) -> None:

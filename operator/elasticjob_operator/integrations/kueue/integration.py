@@ -128,7 +128,7 @@ class Kueue:
         refused = self._refused.get(job.key)
         is_held = refused is not None and refused.uid == job.uid and now < refused.until
         for write in writes:
-            if is_held and isinstance(write, Ask):
+            if isinstance(write, Ask) and (is_held or job.lacks_template):
                 continue
             if not isinstance(write, Ask):
                 await self._writer.change(job.namespace, write, now)
