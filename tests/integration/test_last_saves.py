@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticjob_devcluster import KubeError
-from operator_fixture import Jobs, wait_for
+from elasticjob_devcluster import Cluster, DrainTimeout, KubeError, NodeSpec
+from operator_fixture import Jobs, OperatorProcess, install_crd, wait_for
 from side_by_side import together
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(580)]
@@ -117,3 +118,36 @@ def test_a_deleted_job_loses_no_step(jobs: Jobs, tmp_path: Path, mib: int) -> No
     wait_for(is_gone, "the job and its pods are gone", 120, 0.5)
     jobs.create("next", make_spec(store, mib, **{"from": {"archive": url}}) | {"replicas": 3})
     await_next_start(store, starts, mib)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mib", [64, LARGE])
+def test_a_job_whose_only_node_is_drained_loses_no_step(
+    cluster_factory: Callable[..., Cluster], tmp_path: Path, mib: int
+) -> None:
+    """Its budget keeps its last pod; whoever insists, as `kubectl drain --disable-eviction` does, deletes it."""
+    store = tmp_path / "store"
+    cluster = cluster_factory(nodes=[NodeSpec("node-0")])
+    install_crd(cluster)
+    jobs = Jobs(cluster, "drained")
+    cluster.make_namespace(jobs.namespace)
+    operator = OperatorProcess(cluster, tmp_path, "--stable-seconds", "1")
+    operator.start()
+    try:
+        begin(jobs, store, mib)
+        with pytest.raises(DrainTimeout):
+            cluster.drain("node-0", timeout=90)
+        left = [pod["metadata"] for pod in jobs.pods("last") if pod["spec"].get("nodeName")]
+        assert len(left) == 1
+        starts = len(read_journal(store, "start"))
+        jobs.kube.request("DELETE", f"/api/v1/namespaces/{jobs.namespace}/pods/{left[0]['name']}")
+
+        def is_gone() -> bool:
+            return left[0]["uid"] not in [pod["metadata"]["uid"] for pod in jobs.pods("last")]
+
+        wait_for(is_gone, "the last pod is gone", 120, 0.2)
+        cluster.uncordon("node-0")
+        await_next_start(store, starts, mib)
+    finally:
+        operator.stop()
+        cluster.stop()
