@@ -40,7 +40,16 @@ KINDS = (
     "damage",
     "leave",
 )
-ARCHIVE_KINDS = ("archive", "lose-all", "lose-all-in-save", "evict-all", "ghosts", "store-fault", "store-loses")
+ARCHIVE_KINDS = (
+    "archive",
+    "lose-all",
+    "lose-all-in-save",
+    "evict-all",
+    "evict-in-turn",
+    "ghosts",
+    "store-fault",
+    "store-loses",
+)
 _ATTEMPTS = 5
 _SMALL = 40_000  # bytes: a pod that has no room for most copies
 
@@ -167,6 +176,12 @@ def _act_on_archive(job: Job, history: History, event: Event) -> None:
             job.save()
             time.sleep(b)
             job.evict_all()
+        case "evict-in-turn":
+            store.heal()
+            job.network.heal()
+            job.save()
+            time.sleep(b)
+            job.evict_in_turn()
         case "ghosts":
             job.save()
             time.sleep(b * 0.5)
@@ -240,6 +255,7 @@ def shortened() -> Iterator[None]:
             (directory, "QUIET", QUIET),
             (keeper, "_LOOK_SECONDS", 0.05),
             (keeper, "_REPORT_SECONDS", 0.2),
+            (keeper, "_GONE_SECONDS", 1.0),
             (lead, "SPREAD_SECONDS", 1.0),
             (copying, "_FULL_SECONDS", 0.3),
             (entering, "_POLL", 0.01),

@@ -317,8 +317,34 @@ class Job:
         assert self.find_archived() == len(self.saves), "what was saved last is archived"
         self.lose(*range(len(self.pods)))
 
-    def _evict(self, pod: Pod) -> None:
-        pod.keeper.flush(2.0, 20.0, do_all_leave=False)
+    def evict_in_turn(self) -> None:
+        """One pod after the other is told to end: the others are too few for a world by then, and wait.
+
+        Where all pods write, that of rank 0 is the last one; else that is left to chance.
+        """
+        ranks = list(range(len(self.pods)))
+        self.chance.shuffle(ranks)
+        if self.layout in ("parts", "torch"):
+            ranks.sort(key=lambda rank: rank == 0)
+        first, *waiting = [self.pods[rank] for rank in ranks]
+        for pod in self.pods:
+            pod.workers = Workers.DONE
+        first.is_leaving = True
+        threads = [threading.Thread(target=pod.keeper.flush, args=(10.0,), daemon=True) for pod in waiting]
+        for thread in threads:
+            thread.start()
+        self._evict(first, 10.0)
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a pod that stays waits for nobody who has gone"
+        for pod in waiting:
+            pod.is_leaving = True
+            self._evict(pod, 10.0, waits=True)
+        assert self.find_archived() == len(self.saves), "what was saved last is archived"
+        self.lose(*range(len(self.pods)))
+
+    def _evict(self, pod: Pod, seconds: float = 2.0, *, waits: bool = False) -> None:
+        pod.keeper.flush(seconds, 20.0, do_all_leave=False, waits=waits)
         self.network.gone.add(pod.number)
 
     # The script.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elasticjob_operator import api
-from elasticjob_operator.api import names
+from elasticjob_operator.api import names, wire
 from elasticjob_operator.failures import archives
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import reporting
@@ -11,16 +13,27 @@ from elasticjob_operator.plan.values import Seen
 
 
 def note(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
-    """The status with what rank 0 tells of the archive, also before and after it trains."""
+    """The status with what rank 0 tells of the archive, also before and after it trains.
+
+    Where its pod is gone, another one may have archived what it holds before it goes as well.
+    """
     wanted = None if spec.checkpoints is None else spec.checkpoints.archive
     members = seen.job.status.rendezvous.members or status.rendezvous.members
-    first = seen.agents.get(members[0].uid) if members else None
-    if wanted is None or first is None:
+    agents = [seen.agents.get(member.uid) for member in members]
+    if wanted is None or not any(agents):
         return status
-    told, job = first.state.checkpoint, seen.job
+    told, job = find_told([None if agent is None else agent.state.checkpoint for agent in agents]), seen.job
     url = names.archive_url(wanted.to, job.namespace, job.name, job.uid)
     found = archives.find_archived(told, url)
     conditions = status.conditions
     if found is not None:
         conditions = reporting.with_condition(conditions, "CheckpointArchived", *found, seen.now)
     return revise(status, archive=archives.describe(told, status.archive, url), conditions=conditions)
+
+
+def find_told(said: Sequence[wire.Checkpoint | None]) -> wire.Checkpoint | None:
+    """What counts of what the members say, by rank. None: there is no such pod, or it says nothing of checkpoints."""
+    first = next(iter(said), None)
+    if first is not None:
+        return first
+    return next((one for one in said if one and one.archive and (one.archive.saves or one.archive.reason)), None)

@@ -9,6 +9,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.failures import archives
 from elasticjob_operator.model.observe import Job
+from elasticjob_operator.plan import archiving
 
 URL = "s3://bucket/runs/ns/job/uid"
 SAVED = wire.Archived(step=7, time="2026-11-27T22:00:00Z", bytes=5, files=1)
@@ -34,6 +35,21 @@ def test_condition(said: wire.Checkpoint | None, expected: tuple[bool, str] | No
     found = archives.find_archived(said, URL)
     assert (found and found[:2]) == expected
     assert found is None or found[2], "it says what to do"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param([told(saves=(SAVED,)), told(reason="NotInTime")], 0, id="rank-0-counts"),
+        pytest.param([told(), told(saves=(SAVED,))], 0, id="as-long-as-it-is-there"),
+        pytest.param([None, told(), told(saves=(SAVED,))], 2, id="who-has-archived-instead"),
+        pytest.param([None, told(reason="NotInTime")], 1, id="who-could-not"),
+        pytest.param([None, wire.Checkpoint(number=1), told()], None, id="nobody-has"),
+        pytest.param([], None, id="no-world"),
+    ],
+)
+def test_who_tells_of_the_archive(said: list[wire.Checkpoint | None], expected: int | None) -> None:
+    assert archiving.find_told(said) == (None if expected is None else said[expected])
 
 
 def test_the_status_lists_the_saves_and_keeps_them_while_nobody_tells() -> None:

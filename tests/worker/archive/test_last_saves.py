@@ -32,9 +32,9 @@ def find_archive(gang: Gang, rate: float = 1e9) -> env.Archive:
     return env.Archive(f"file://{gang.folder}/store/uid", "uid", 3600.0, 2, None, None, rate)
 
 
-def begin(gang: Gang, archive: env.Archive, rate: float = 1e9) -> list[FakePod]:
-    """A world of two pods that has archived a first save."""
-    pods = [gang.pod(archive=archive, rate=rate) for _ in range(2)]
+def begin(gang: Gang, archive: env.Archive, rate: float = 1e9, size: int = 2) -> list[FakePod]:
+    """A world of so many pods that has archived a first save."""
+    pods = [gang.pod(archive=archive, rate=rate) for _ in range(size)]
     gang.enter(*pods)
     (pods[0].path / "model.pt").write_bytes(b"first")
     wait_for(lambda: reading.find_saves(Storage(archive.url)), "the first one is archived at once")
@@ -182,3 +182,71 @@ def test_what_could_not_be_read_in_time_is_told(gang: Gang) -> None:
     first.keeper.flush(0.2, 0.4)
     assert first.archive.reason == "NotInTime"
     assert "before what the scripts have saved last was read" in first.archive.message
+
+
+def leave_a_world(pod: FakePod) -> None:
+    """It is over, and this pod waits for the next one."""
+    pod.workers = Workers.DONE
+    pod.keeper.flush(1000.0)
+
+
+def end_waiting(pod: FakePod, **flush: bool) -> None:
+    """This pod, which waits for a world, is told to end."""
+    pod.is_leaving = True
+    pod.keeper.flush(10.0, 30.0, waits=True, **flush)
+    pod.keeper.close()
+
+
+def test_the_last_pod_archives_what_one_that_went_before_has_left_it(gang: Gang) -> None:
+    """There was no world between the two: the node of both is drained, say."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    (pods[0].path / "last.pt").write_bytes(b"last")
+    pods[0].is_leaving = True
+    thread = threading.Thread(target=leave_a_world, args=(pods[1],), daemon=True)
+    thread.start()
+    end_one(pods[0], 20.0, 1000.0, do_all_leave=False)
+    thread.join(gangs.PATIENCE)
+    end_waiting(pods[1], do_all_leave=False)
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_rank_0_archives_what_it_has_saved_after_another_pod_had_gone(gang: Gang, size: int) -> None:
+    archive = find_archive(gang)
+    pods = begin(gang, archive, size=size)
+    (pods[1].path / "other.pt").write_bytes(b"of a pod that goes")
+    pods[1].is_leaving = True
+    end_one(pods[1], 20.0, 1000.0, do_all_leave=False)
+    (pods[0].path / "last.pt").write_bytes(b"last")
+    for pod in (pods[0], *pods[2:]):
+        leave_a_world(pod)  # it does not wait for who has gone
+    for pod in (*pods[2:], pods[0]):
+        end_waiting(pod, do_all_leave=False)
+    saved = {"model.pt": b"first", "other.pt": b"of a pod that goes", "last.pt": b"last"}
+    assert read_archived(gang, archive) == saved
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_last_pod_archives_what_it_holds_where_another_one_was_lost(gang: Gang, lost: int) -> None:
+    """Without a word; then the job, which has too few pods for a world, is suspended."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    (pods[0].path / "last.pt").write_bytes(b"last")
+    gang.await_kept(pods[0], 2)
+    pods[lost].keeper.close()
+    pods[1 - lost].workers = Workers.BROKEN
+    end_waiting(pods[1 - lost])
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
+
+
+def test_a_pod_that_is_told_to_end_on_its_way_into_a_world_archives_what_it_holds(gang: Gang) -> None:
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    (pods[0].path / "last.pt").write_bytes(b"last")
+    gang.await_kept(pods[0], 2)
+    pods[0].keeper.close()
+    pods[1].workers = Workers.DONE
+    assert gang.enter(pods[1], gang.pod(archive=archive), interrupted=lambda: True) == [False, False]
+    end_waiting(pods[1], do_all_leave=False)
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}

@@ -151,6 +151,7 @@ def make(folder: Path) -> Iterator[Gang]:
         patch.setattr(directory, "QUIET", 0.4)
         patch.setattr(keeper, "_LOOK_SECONDS", 0.1)
         patch.setattr(keeper, "_REPORT_SECONDS", 0.3)
+        patch.setattr(keeper, "_GONE_SECONDS", 1.0)
         gang = Gang(folder)
         yield gang
         gang.close()

@@ -125,3 +125,24 @@ def test_what_all_pods_have_written_is_recorded(
         lead.take(rank, report, 0, ending=ending)
     record = Record(3, 1, wrote(*recorded).files) if recorded else None
     assert lead.is_settled(record) is expected
+
+
+def test_nobody_waits_for_a_pod_that_has_gone() -> None:
+    """It left in order: all that it had written is recorded."""
+    lead = Lead(3, 2, 1)
+    lead.note_leaving(1, left=True)
+    for rank in range(2):
+        lead.take(rank, wrote(str(rank)), 0)
+    lead.make_record(None)
+    for rank in range(2):
+        lead.take(rank, wrote(str(rank)), 1)
+    first = lead.make_record(None)
+    assert first is not None and set(first.files) == {"0", "1"}, "it had said nothing, so it was waited for"
+    lead.note_leaving(1, left=True)
+    lead.take(0, wrote("0", "last"), 1)
+    assert lead.make_record(first) is None, "rank 0 has to look once more"
+    lead.take(0, wrote("0", "last"), lead.round)
+    made = lead.make_record(first)
+    assert made is not None and set(made.files) == {"0", "1", "last"}
+    assert lead.is_known(made) and lead.is_settled(made)
+    assert lead.find_writers(made) == {"0" * 64: [0]}

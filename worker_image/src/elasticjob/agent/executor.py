@@ -105,11 +105,13 @@ class Executor:
 
     def await_workers_world(self) -> Answer:
         """Request a world for new workers; block until there is one, or a reason to exit."""
-        self._stores.flush()
+        was_told = self._stores.flush()
         self.post(events.Wanted(self._find_failure()))
         answer = self._answers.get()
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, events.Exit) and not was_told:
+            self._stores.flush_at_end()
         return answer
 
     def is_to_stop(self) -> bool:

@@ -94,12 +94,29 @@ class Stores:
         """The store of a world that this agent has entered. Raises KeyError for any other."""
         return self._stores[generation]
 
-    def flush(self) -> None:
-        """Before the agent leaves its world: have copied what the scripts have saved last; and archived if all go."""
-        if self._keeper is not None:
-            state = self._look()
-            seconds = rules.find_time_to_archive(state, time.monotonic())
-            self._keeper.flush(_FLUSH_SECONDS, seconds, do_all_leave=rules.do_all_leave(state))
+    def flush(self) -> bool:
+        """Before the agent leaves its world: have copied what the scripts have saved last; and archived if all go.
+
+        Whether it was done as this pod is told to end: it is not to be done again then.
+        """
+        if self._keeper is None:
+            return True
+        state = self._look()
+        seconds = rules.find_time_to_archive(state, time.monotonic())
+        self._flush(state, seconds)
+        return seconds > 0
+
+    def flush_at_end(self) -> None:
+        """After `flush`, this pod was told to end: while it waited for the next world, or just before."""
+        state = self._look()
+        seconds = rules.find_time_to_archive(state, time.monotonic())
+        if self._keeper is not None and self._keeper.has_last_tier and seconds > 0:
+            self._flush(state, seconds)
+
+    def _flush(self, state: State, seconds: float) -> None:
+        assert self._keeper is not None
+        all_leave, waits = rules.do_all_leave(state), state.world is None
+        self._keeper.flush(_FLUSH_SECONDS, seconds, do_all_leave=all_leave, waits=waits)
 
     def archive(self) -> None:
         """After the success of the job: have archived what the scripts have saved last."""

@@ -105,6 +105,8 @@ class Archive:
         with self._changed:
             self._world = _World(members, leader)
             self._saved_name, self._sender.has_hurry = "", False
+            if leader is None:
+                self._show(wire.Archive())  # another one knows
             self._changed.notify_all()
 
     def leave(self) -> None:
@@ -141,15 +143,20 @@ class Archive:
             )
         return is_saved and is_newest
 
-    def _await_saved(self, record: Record, step: int | None, seconds: float) -> bool:
+    def hurry(self, record: Record, step: int | None) -> None:
         self.offer(record, step)
+        with self._changed:
+            if self._world is not None:
+                self._world.is_hurry = self._sender.has_hurry = True
+                self._world.retry_at = 0.0
+                self._changed.notify_all()
+
+    def _await_saved(self, record: Record, step: int | None, seconds: float) -> bool:
+        self.hurry(record, step)
         with self._changed:
             world = self._world
             if world is None or world.leader is None:
                 return False
-            world.is_hurry = self._sender.has_hurry = True
-            world.retry_at = 0.0
-            self._changed.notify_all()
             is_over = self._changed.wait_for(
                 lambda: self._saved_name == record.name or world.is_over or record.name in world.is_unfit, seconds
             )

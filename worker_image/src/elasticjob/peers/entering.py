@@ -51,6 +51,22 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
+class Alone:
+    """The store of a world of one pod."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def set(self, key: str, value: Any, /) -> None:
+        self._values[key] = value
+
+    def get(self, key: str, /) -> bytes:
+        return bytes(self._values[key])
+
+    def check(self, keys: list[str], /) -> bool:
+        return self._values.keys() >= set(keys)
+
+
 @dataclass(frozen=True)
 class Place:
     """This agent's place in a world. `touches`: its workers start anew, so the directory may be changed."""

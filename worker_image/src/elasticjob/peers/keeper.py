@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from elasticjob import env
@@ -25,7 +26,7 @@ from elasticjob.peers.directory import Directory, View, Workers
 from elasticjob.peers.last_tier import LastTier, Members
 from elasticjob.peers.lead import SPREAD_SECONDS, Ending, Lead
 from elasticjob.peers.records import Files, Record, Report
-from elasticjob.peers.transport import PeerError, Server
+from elasticjob.peers.transport import PeerError, RefusedError, Server
 
 logger = logging.getLogger("elasticjob")
 
@@ -35,6 +36,7 @@ _REPORT_SECONDS = 1.0  # between two reports that say the same ...
 _REPORTS_PER_SECOND = 200  # ... and longer in a large world: so many does rank 0 get
 _LEAST_TRY = 1.0  # for an attempt to have the last save archived, however little time is left
 _LAST_FAILURES = 3  # in a row to reach rank 0, after which it has gone
+_GONE_SECONDS = 4.0  # for pods that wait for a world to say the same once more: else they are gone
 _FLUSH_HURRY = 5.0  # so much shorter at the end of a world
 _SILENCE_SECONDS = 60.0  # after which a rank without a report is named
 _MOST_STEPS = 4096  # of the script, with the times at which they were reported
@@ -52,6 +54,7 @@ class _World:
     said_at: float = 0.0
     entered_at: float = field(default_factory=time.monotonic)
     is_ending: bool = False
+    archived: str = ""  # the name of the record that rank 0 has archived last, as far as this pod has heard
     is_over: bool = False  # rank 0 has done what it could before all pods go
 
     @property
@@ -62,6 +65,14 @@ class _World:
     def report_seconds(self) -> float:
         seconds = find_interval(self.size)
         return max(_REPORT_SECONDS, seconds / _FLUSH_HURRY) if self.is_ending else seconds
+
+
+class _Fate(Enum):
+    """What becomes of a world that a pod leaves."""
+
+    ALL_LEAVE = auto()  # rank 0 takes care of what is saved last
+    SOME_STAY = auto()
+    NO_LEADER = auto()  # rank 0 is gone
 
 
 def find_interval(size: int) -> float:
@@ -134,6 +145,15 @@ class Keeper:
 
         False if `interrupted()` became true first. Raises PeerError or OSError.
         """
+        return self._enter(store, place, interrupted, self._last_tier)
+
+    def _enter(
+        self,
+        store: entering.Store,
+        place: entering.Place,
+        interrupted: Callable[[], bool],
+        restores_from: LastTier | None,
+    ) -> bool:
         self._leave()
         with self._turning:
             report = self._look().as_report(0)
@@ -141,7 +161,7 @@ class Keeper:
                 self._gathering = entering.Gathering(place.generation)
             where = (self._address, self._server.port, self._settings.node)
             entry = entering.Entry(
-                self.directory, store, place, self._key, where, self._gathering, interrupted, self._last_tier
+                self.directory, store, place, self._key, where, self._gathering, interrupted, restores_from
             )
             try:
                 found = entry.run(report, self._last)
@@ -187,45 +207,106 @@ class Keeper:
     def has_last_tier(self) -> bool:
         return self._last_tier is not None
 
-    def flush(self, seconds: float, archive_seconds: float = 0.0, *, do_all_leave: bool = True) -> None:
+    def flush(
+        self, seconds: float, archive_seconds: float = 0.0, *, do_all_leave: bool = True, waits: bool = False
+    ) -> None:
         """Before the agent leaves a world: wait until what the scripts have saved last is recorded.
 
         `archive_seconds`: the time to have it archived, too, where no pod of this world stays. `do_all_leave`: none
-        does; else this pod leaves, and perhaps all others have been told to leave as well.
+        does; else this pod leaves, and perhaps all others have been told to leave as well. `waits`: the world was over
+        before, and this pod, which waits for the next one, is told to end.
         """
         world = self._world
-        if world is None:
-            return
         deadline = time.monotonic() + archive_seconds
         may_be_last = self._last_tier is not None and archive_seconds > 0
-        is_last = may_be_last and (do_all_leave or self._ask_whether_all_leave(world))
-        if not is_last:
-            self._flush(world, seconds, do_all_leave=False)
-            is_last = may_be_last and self._ask_whether_all_leave(world)  # the others may have been told meanwhile
-        if is_last:
-            world.peers.end_copies()
-            # To read much takes long: of a long time, half of it.
-            is_recorded = self._flush(world, max(min(seconds, archive_seconds), archive_seconds / 2), do_all_leave=True)
-            self._await_archived(world, deadline, is_newest=is_recorded)
+        if world is None:
+            if may_be_last and waits:
+                self._archive_alone(deadline)
+            return
+        fate = _Fate.SOME_STAY
+        if may_be_last:
+            fate = _Fate.ALL_LEAVE if do_all_leave else self._ask_who_leaves(world)
+        if fate is _Fate.SOME_STAY or (fate is _Fate.NO_LEADER and not waits):
+            is_recorded = self._flush(world, seconds, do_all_leave=False)
+            if may_be_last:
+                fate = self._ask_who_leaves(world, waits=waits)  # the others may have been told meanwhile
+            if waits and fate is _Fate.SOME_STAY and world.lead is None:
+                self._await_end(world, deadline, lambda: world.archived == records.name_of(self.record))
+            is_final = is_recorded and self._look_at_workers()[0] is Workers.DONE
+            if is_final and world.lead is None and self._is_leaving():
+                self._tell_rank_0(world, left=True)
+        if fate is _Fate.SOME_STAY:
+            return
+        world.peers.end_copies()
+        is_archived = fate is _Fate.ALL_LEAVE and self._flush_last(
+            world, seconds, archive_seconds, deadline, waits=waits
+        )
+        if not is_archived and (waits or fate is _Fate.NO_LEADER):
+            self._archive_alone(deadline)
 
-    def _ask_whether_all_leave(self, world: _World) -> bool:
-        """Without a turn: one that is under way may make copies for long."""
+    def _flush_last(
+        self, world: _World, seconds: float, archive_seconds: float, deadline: float, *, waits: bool
+    ) -> bool:
+        """All pods of the world go. False if nothing can be archived in it, as some are gone without a word."""
+        # To read much takes long: of a long time, half of it. Who waits has done that.
+        patience = max(min(seconds, archive_seconds), archive_seconds / 2)
+        if waits:
+            patience = min(patience, _GONE_SECONDS + 2 * find_interval(world.size))
+        is_recorded = self._flush(world, patience, do_all_leave=True)
+        if waits and world.lead is not None and not is_recorded:
+            return False
+        return self._await_archived(world, deadline, is_newest=is_recorded)
+
+    def _archive_alone(self, deadline: float) -> None:
+        """Archive the newest checkpoint of which this pod has all: it may be the last one that has it.
+
+        In a world of its own, of the generation of the last one: what the job saves in the next one is newer.
+        """
+        generation = self._last[0]
+        if not generation:
+            return  # it was in none: it has nothing
+
+        def is_late() -> bool:
+            return time.monotonic() > deadline
+
+        place = entering.Place(generation, 0, 1, touches=False)
+        try:
+            is_entered = self._enter(entering.Alone(), place, is_late, None)
+        except (PeerError, OSError) as error:
+            logger.warning("Could not archive what this pod holds: %s", error)
+            return
+        world = self._world
+        if is_entered and world is not None and self.record is not None:
+            self._await_archived(world, deadline, is_newest=True)
+
+    def _ask_who_leaves(self, world: _World, *, waits: bool = False) -> _Fate:
+        """Without a turn: one that is under way may make copies for long. `waits`: see `flush`."""
         with self._lock:
             if world.lead is not None:
                 world.lead.note_leaving(0)
-                return world.lead.do_all_leave
+                return _Fate.ALL_LEAVE if world.lead.do_all_leave else _Fate.SOME_STAY
+        return self._tell_rank_0(world, waits=waits)
+
+    def _tell_rank_0(self, world: _World, **said: bool) -> _Fate:
+        """That this pod leaves; that it waits for a world, or has done all that it had to do before."""
         peers = Peers(world.peers.me, world.peers.peers, self._key, self._settings.bytes_per_second)
         try:
-            said, _ = peers.call(0, "leave", generation=world.generation, rank=world.peers.me)
+            answer, _ = peers.call(0, "leave", generation=world.generation, rank=world.peers.me, **said)
+        except RefusedError as error:
+            logger.debug("rank 0 is in another world: %s", error)
+            return _Fate.SOME_STAY
         except (PeerError, OSError) as error:
             logger.debug("rank 0 does not say whether all pods leave: %s", error)
-            return False
+            return _Fate.NO_LEADER
         finally:
             peers.close()
-        return said.get("leaving") is True
+        return _Fate.ALL_LEAVE if answer.get("leaving") is True else _Fate.SOME_STAY
 
-    def _await_archived(self, world: _World, deadline: float, *, is_newest: bool) -> None:
-        """At rank 0, have the last record archived. Others stay until then: rank 0 makes no record without them."""
+    def _await_archived(self, world: _World, deadline: float, *, is_newest: bool) -> bool:
+        """At rank 0, have the last record archived. Others stay until then: rank 0 makes no record without them.
+
+        False if rank 0 has gone before it said that it has done what it could.
+        """
         assert self._last_tier is not None
         if world.lead is not None:
             step = None if self.record is None else self._step_of(self.record)
@@ -234,15 +315,22 @@ class Keeper:
                 self._last_tier.await_saved(self.record, step, left, is_newest=is_newest)
             with self._lock:
                 world.is_over = True
-            return
+            return True
+        return self._await_end(world, deadline, lambda: world.is_over)
+
+    def _await_end(self, world: _World, deadline: float, is_over: Callable[[], bool]) -> bool:
+        """At other ranks, go on telling rank 0 what there is. False if it has gone before."""
         failures = 0
         while time.monotonic() < deadline:
             self._is_cut_off, world.is_urgent = False, True
             self._turn()
             failures = failures + 1 if self._is_cut_off else 0
-            if world.is_over or failures >= _LAST_FAILURES:
-                return
+            if is_over():
+                return True
+            if failures >= _LAST_FAILURES:
+                return False
             time.sleep(_LOOK_SECONDS / 3)
+        return True
 
     def _flush(self, world: _World, seconds: float, *, do_all_leave: bool) -> bool:
         """Whether what the scripts have saved last is recorded."""
@@ -399,9 +487,9 @@ class Keeper:
             try:
                 header, body = world.peers.tell(0, "report", report.dump(), **said)
                 world.round, world.is_urgent = int(header.get("round", 0)), header.get("urgent") is True
-                archived = str(header.get("archived", ""))
+                world.archived = str(header.get("archived", ""))
                 # An older agent does not say that it is over.
-                world.is_over = header.get("over", archived == name) is True
+                world.is_over = header.get("over", world.archived == name) is True
                 if body:
                     self._save(records.parse_record(body))
             except (PeerError, OSError, records.RecordError) as error:
@@ -504,8 +592,11 @@ class Keeper:
                 return {"error": "another world"}
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}
-            world.lead.note_leaving(rank)
-            return {"leaving": world.lead.do_all_leave}
+            world.lead.note_leaving(rank, left=header.get("left") is True)
+            do_all_leave = world.lead.do_all_leave
+        if header.get("waits") is True and world.is_ending and self._last_tier is not None and self.record is not None:
+            self._last_tier.hurry(self.record, self._step_of(self.record))  # that pod may hold a part of it alone
+        return {"leaving": do_all_leave}
 
     def _take_report(self, header: dict[str, Any], report: Report) -> tuple[dict[str, Any], bytes]:
         rank = header.get("rank")

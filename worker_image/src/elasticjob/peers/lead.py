@@ -42,6 +42,7 @@ class Lead:
     _known: dict[int, str] = field(default_factory=dict)  # ... and the name of the record that it has; not rank 0
     _numbers: dict[str, int] = field(default_factory=dict)  # of the records, by name
     _endings: dict[int, Ending] = field(default_factory=dict)  # of each rank, with its last report
+    _left: set[int] = field(default_factory=set)  # ranks that have gone: what they have said last is all they had
     _told: int = 0  # the number of the record that the hub knows of ...
     _told_at: float = 0.0  # ... and when it was the newest, or became known
 
@@ -65,7 +66,7 @@ class Lead:
             return None
         if files != self._proposed:
             self._proposed, self.round = files, self.round + 1
-        if min(self._rounds.values()) < self.round:
+        if min(round_ for rank, round_ in self._rounds.items() if rank not in self._left) < self.round:
             return None
         return Record(self.generation, 1 if before is None else before.number + 1, files, shared)
 
@@ -81,7 +82,7 @@ class Lead:
         if len(self._reports) < self.size:
             return None
         self._numbers[record.name] = record.number
-        held = [self._numbers.get(name, 0) for name in self._known.values()]
+        held = [self._numbers.get(name, 0) for rank, name in self._known.items() if rank not in self._left]
         number = records.find_held(held, self._wanted, record.number)
         if number > self._told or number == record.number:
             self._told, self._told_at = number, now
@@ -90,9 +91,12 @@ class Lead:
         copies = min(report.copies for report in self._reports.values())
         return (number, min(copies, sum(one >= number for one in held))) if number else None
 
-    def note_leaving(self, rank: int) -> None:
-        """This rank has been told to end, and is about to leave."""
+    def note_leaving(self, rank: int, *, left: bool = False) -> None:
+        """This rank has been told to end, and is about to leave. `left`: and all that it has written is recorded."""
         self._endings[rank] = replace(self._endings.get(rank, Ending(is_done=False)), is_leaving=True)
+        if left and rank in self._reports:
+            self._left.add(rank)
+            self.has_news = True
 
     @property
     def do_all_leave(self) -> bool:
@@ -101,7 +105,8 @@ class Lead:
 
     def is_settled(self, record: Record | None) -> bool:
         """Whether no pod writes any more, and what all of them have written is in this record."""
-        if len(self._endings) < self.size or not all(one.is_done for one in self._endings.values()):
+        is_done = [one.is_done or rank in self._left for rank, one in self._endings.items()]
+        if len(is_done) < self.size or not all(is_done):
             return False
         files, _ = records.combine(record, [self._reports[rank] for rank in range(self.size)])
         return not files or (record is not None and files == record.files)
@@ -111,9 +116,9 @@ class Lead:
         return [rank for rank in range(self.size) if rank not in self._reports]
 
     def find_writers(self, record: Record) -> dict[str, list[int]]:
-        """The ranks that have written files with these chunks of a record, in order."""
+        """The ranks that have written files with these chunks of a record, and are still there, in order."""
         found: dict[str, list[int]] = {}
-        for rank in sorted(self._reports):
+        for rank in sorted(self._reports.keys() - self._left):
             for path, file in self._reports[rank].files.items():
                 if record.files.get(path) == file:
                     for digest in set(file.chunks):
@@ -122,8 +127,9 @@ class Lead:
 
     def is_known(self, record: Record) -> bool:
         """Whether as many other pods as there should be have this record."""
-        return sum(name == record.name for name in self._known.values()) >= self._wanted
+        known = [name for rank, name in self._known.items() if rank not in self._left]
+        return sum(name == record.name for name in known) >= self._wanted
 
     @property
     def _wanted(self) -> int:
-        return min(self.replicas, self.size - 1)
+        return min(self.replicas, self.size - 1 - len(self._left))
