@@ -10,6 +10,7 @@ import pytest
 from azure_server import CONTAINER, RIGHTS, Server, serve  # type: ignore[import-not-found]
 from cases import (  # type: ignore[import-not-found] # noqa: F401
     test_a_folder_is_pushed_and_pulled,
+    test_a_part_that_is_not_there_has_no_bytes,
     test_a_save_comes_back_whole_and_only_what_changed_is_sent,
     test_old_saves_are_pruned,
     test_what_is_not_there_is_no_error_of_the_store,

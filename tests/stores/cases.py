@@ -108,3 +108,14 @@ def test_what_was_written_is_shown_at_once(place: tuple[str, Path]) -> None:
         assert other.get("leads/x", 1, 3) == data[1:3]
     other.delete("leads/x")
     assert storage.list("leads") == {}
+
+
+def test_a_part_that_is_not_there_has_no_bytes(place: tuple[str, Path]) -> None:
+    """An object may have been cut off, or emptied: no store that does not answer, which would be asked for ever."""
+    storage = Storage(*place)
+    storage.put("objects/x", b"")
+    storage.put("objects/y", b"abc")
+    assert storage.get("objects/x", 0, 10) == b""
+    assert storage.get("objects/y", 3, 10) == b""
+    assert storage.get("objects/y", 8, 10) == b""
+    assert storage.get("objects/y", 1, 10) == b"bc"
