@@ -324,3 +324,22 @@ def test_a_missing_secret_is_told_and_stops_nothing(gang: Gang) -> None:
     (pod.path / "a.pt").write_bytes(b"1")
     gang.await_kept(pod, 1, copies=0)
     assert job.saves() == []
+
+
+def test_a_save_that_nobody_could_read_is_not_written(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count as the newest one, and those before it would go."""
+    monkeypatch.setattr(layout, "MOST_MANIFEST", 2000)
+    job = Job(gang, "a")
+    pod = job.pod()
+    gang.enter(pod)
+    (pod.path / "model.pt").write_bytes(b"first")
+    job.await_saves(1)
+    for number in range(30):
+        (pod.path / f"part-{number}.pt").write_bytes(bytes([number]))
+    wait_for(lambda: "30" in pod.archive.message or "31" in pod.archive.message, "it is told")
+    assert pod.archive.reason == "TooLarge"
+    assert job.saves() == [(None, 1)]
+    for path in pod.path.glob("part-*"):
+        path.unlink()
+    (pod.path / "model.pt").write_bytes(b"second")
+    wait_for(lambda: len(job.saves()) == 2 and not pod.archive.reason, "the next one is archived")

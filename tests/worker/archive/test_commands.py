@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from elasticjob.archive import commands, folders, layout, reading
 from elasticjob.archive.garbage import Doomed
-from elasticjob.archive.layout import Object
+from elasticjob.archive.layout import Object, Save
 from elasticjob.archive.reading import DamagedError
 from elasticjob.archive.storage import COMMAND, Storage, StoreError
 from elasticjob.archive.writing import Leader, Sender
@@ -190,6 +191,78 @@ def test_of_an_object_no_more_is_read_than_its_manifest_says(source: Path, stora
     finally:
         tracemalloc.stop()
     assert (tmp_path / "target/step-7/part").read_bytes() == b"small"
+
+
+VALUES = 1 << 21  # empty objects, which take 64 bytes each
+
+
+def make_manifest(text: bytes, number: int = 9) -> tuple[str, bytes]:
+    data = gzip.compress(text, 1)
+    return f"{layout.SAVES}/{layout.name_save((9, number), data)}", data
+
+
+MANY_VALUES = make_manifest(b'{"junk": [' + b"{}," * VALUES + b"{}]}")
+HOLE = make_manifest(b"a")[0], None
+NOTE = f"{layout.GARBAGE}/0000000009-1"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "data"),
+    [
+        pytest.param("list", *MANY_VALUES, id="list, a manifest of many values"),
+        pytest.param("pull", *MANY_VALUES, id="pull, a manifest of many values"),
+        pytest.param("prune", *MANY_VALUES, id="prune, a manifest of many values"),
+        pytest.param("list", *HOLE, id="list, a manifest with a hole"),
+        pytest.param("prune", NOTE, b"[" + b"{}," * VALUES + b"{}]", id="a note of many values"),
+        pytest.param("prune", NOTE, None, id="a note with a hole"),
+        pytest.param("prune", NOTE, b"[" * 100_000, id="a note of many levels"),
+    ],
+)
+def test_what_somebody_else_writes_into_an_archive_fills_no_memory(
+    command: str,
+    name: str,
+    data: bytes | None,
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is packed, or a hole: a terabyte takes no place on the disk of who makes it."""
+    monkeypatch.setattr(layout, "MOST_MANIFEST", 1 << 24)
+    monkeypatch.setattr(layout, "MOST_VALUES", 1 << 20, raising=False)
+    write_saves(storage, 1, (10,))
+    storage.put(name, data or b"")
+    if data is None:
+        os.truncate(tmp_path / "store/ns/job/uid" / name, 2**28)
+    told = {"list": [], "pull": [str(tmp_path / "target")], "prune": ["--keep", "1", "--yes"]}[command]
+    tracemalloc.start()
+    try:
+        code = cli.main(["archive", command, storage.url, *told])
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+    assert code == int(command == "prune"), "it says what cannot be read"
+    assert command != "prune" or name.rpartition("/")[2] in capsys.readouterr().err
+    assert find_steps(storage) == [10], "nothing goes"
+
+
+def test_saves_are_listed_one_after_the_other(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There may be any number of them, and each may name millions of chunks."""
+    write_saves(storage, 1, range(20))
+    read, known, most = reading.read_save, list[weakref.ref[Save]](), [0]
+
+    def count(storage: Storage, name: str) -> Save:
+        save = read(storage, name)
+        known.append(weakref.ref(save))
+        most[0] = max(most[0], sum(one() is not None for one in known))
+        return save
+
+    monkeypatch.setattr(reading, "read_save", count)
+    assert cli.main(["archive", "list", storage.url]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 20
+    assert most[0] <= 2
 
 
 @pytest.mark.parametrize("folder", [layout.LEADS, layout.OBJECTS, layout.SAVES])
