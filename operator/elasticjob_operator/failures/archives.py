@@ -13,7 +13,7 @@ TOO_OLD: Final = "AgentTooOld"
 OTHER: Final = "NotArchived"
 # What agents say, as `elasticjob.archive` gives it.
 PROBLEMS: Final = frozenset(
-    {"StoreUnreachable", "StoreRefused", "ExtraMissing", "NothingToRestore", "NotInTime", "NewerWorld"}
+    {"StoreUnreachable", "StoreRefused", "ExtraMissing", "NothingToRestore", "NotInTime", "NewerWorld", "TooLarge"}
 )
 
 NOTHING: Final = "NothingToRestore"

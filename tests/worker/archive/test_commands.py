@@ -246,6 +246,31 @@ def test_what_somebody_else_writes_into_an_archive_fills_no_memory(
     assert find_steps(storage) == [10], "nothing goes"
 
 
+@pytest.mark.parametrize(
+    ("where", "limit", "said"), [(commands, "_MOST_NAMED", "in saves/ yourself"), (reading, "_MOST_TOLD", "garbage/")]
+)
+def test_a_prune_keeps_no_more_in_mind_than_an_archive_has(
+    where: object,
+    limit: str,
+    said: str,
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Somebody else may write any number of manifests, and of notes."""
+    write_saves(storage, 1, (10, 20, 30))
+    told = frozenset(Object((1, 0), ((digest_of(bytes([index])), 1),)).name for index in range(20))
+    storage.put(NOTE, Doomed(objects=told).dump())
+    command = ["archive", "prune", storage.url, "--keep", "1", "--yes"]
+    with monkeypatch.context() as patched:
+        patched.setattr(where, limit, 17)
+        assert cli.main(command) == 1
+    assert said in capsys.readouterr().err
+    assert find_steps(storage) == [30, 20, 10], "nothing goes"
+    assert cli.main(command) == 0
+    assert find_steps(storage) == [30]
+
+
 def test_saves_are_listed_one_after_the_other(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

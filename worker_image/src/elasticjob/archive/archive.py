@@ -18,7 +18,7 @@ from elasticjob.archive import layout
 from elasticjob.archive.layout import ManifestError, Object
 from elasticjob.archive.restoring import Reader, Restorer
 from elasticjob.archive.storage import Storage, StoreError
-from elasticjob.archive.writing import GoneError, Leader, LostError, OverError, Sender
+from elasticjob.archive.writing import GoneError, Leader, LostError, OverError, Sender, UnreadableError
 from elasticjob.peers import records
 from elasticjob.peers.last_tier import Members, Pause, Saved
 from elasticjob.peers.records import Record
@@ -278,7 +278,10 @@ class Archive:
         except StoreError as error:
             logger.warning("Could not archive a checkpoint: %s.", error)
             self._note_problem(error.reason, str(error))
-            self._put_off(world)
+            if isinstance(error, UnreadableError) and offered is not None:
+                world.is_unfit.add(offered[0].name)  # the next one may be smaller
+            else:
+                self._put_off(world)
 
     def _save(self, world: _World, leader: Leader, record: Record, step: int | None) -> None:
         members = world.members

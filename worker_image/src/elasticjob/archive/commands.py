@@ -29,6 +29,7 @@ from elasticjob.peers.chunks import digest_of
 from elasticjob.peers.folder import UnfitError
 from elasticjob.peers.records import File, Record
 
+_MOST_NAMED: Final = 1 << 25  # files and chunks, by all manifests of an archive: five of the largest saves
 _MOST_TOLD: Final = 1000  # characters of a line
 _DELETIONS: Final = 16  # between two looks whether somebody has taken over
 # What Python calls printable, and nobody sees: fillers, and selectors of variants but those of emoji.
@@ -189,7 +190,7 @@ def _find_leads(storage: Storage) -> list[int]:
 
 
 def _look(storage: Storage, told: Doomed, known: Mapping[str, Save], so: str) -> Stock:
-    stock = reading.look(storage, known)
+    stock = reading.look(storage, known, _MOST_NAMED)
     if stock.unread - told.saves:
         names = ", ".join(sorted(stock.unread - told.saves))
         raise CommandError(
@@ -293,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         storage = Storage(given.url, given.credentials, COMMAND)
         with _telling():
             if given.command == "list":
-                lines = [_describe(save) for _, save in reading.find_saves(storage)]
+                lines = [_describe(save) for _, save in reading.walk_saves(storage)]
             elif given.command == "prune":
                 lines = _tell(prune(storage, given.keep, dry_run=not given.yes), is_done=given.yes)
             else:

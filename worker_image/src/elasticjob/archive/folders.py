@@ -51,10 +51,13 @@ class Folder:
         with self._open_parent(path) as (folder, name):
             number = os.open(name, os.O_RDONLY | self._link_flag | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         with os.fdopen(number, "rb") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode):
                 raise LinkError(f"{path} is no file")
             file.seek(start or 0)
-            return file.read() if end is None else file.read(max(0, end - (start or 0)))
+            if end is None:
+                return file.read()
+            return file.read(max(0, min(end, found.st_size) - (start or 0)))  # which takes so much memory
 
     def rm_file(self, path: str) -> None:
         with self._open_parent(path) as (folder, name):

@@ -40,8 +40,11 @@ class Doomed:
 
 
 def parse_doomed(data: bytes) -> Doomed:
-    """Raises ValueError or TypeError. Names that are not of this archive are left out: nothing else is ever deleted."""
-    said = json.loads(data)
+    """Raises ValueError, TypeError or RecursionError.
+
+    Names that are not of this archive are left out: nothing else is ever deleted.
+    """
+    said = layout.read_json(data)
     if not isinstance(said, dict):
         raise TypeError("no object")
     saves = frozenset(str(one) for one in said.get("saves", ()) if layout.order_of(str(one)) is not None)

@@ -30,7 +30,8 @@ SAVES, OBJECTS, LEADS, GARBAGE, PARTS = "saves", "objects", "leads", "garbage", 
 PRUNES: Final = "-prune-"  # in the name of what says what `elasticjob archive prune` deletes
 ALONE: Final = 1 << 20  # bytes from which on a chunk is an object of its own: smaller ones are packed ...
 PACK: Final = 8 << 20  # ... into objects of at most so many
-MOST_MANIFEST: Final = 512 << 20  # bytes of a manifest, unpacked
+MOST_MANIFEST: Final = 512 << 20  # bytes of a manifest, packed or not, as of a save of 13 TB ...
+MOST_VALUES: Final = 1 << 25  # ... and commas and opening brackets in it: a value may take 50 times as much as its text
 _MOST_STEP: Final = 2**53  # as the hub takes it
 _MOST_TIME: Final = 64  # characters
 _NAMED: Final = re.compile(r"(\d{10})-(\d{6})-([0-9a-f]{64})")
@@ -44,6 +45,10 @@ Writer = tuple[int, int]  # of an object: generation of the world, and how often
 
 class ManifestError(ValueError):
     """What was read is no manifest, or a part of one."""
+
+
+class TooLargeError(ManifestError):
+    """Nobody reads so much."""
 
 
 class CutManifestError(ManifestError):
@@ -108,7 +113,14 @@ class Save:
         """Bytes of all files."""
         return sum(file.size for file in self.record.files.values())
 
+    @property
+    def named(self) -> int:
+        """How many files and chunks it names, in its record and its objects: so much memory does it take."""
+        files = self.record.files.values()
+        return len(files) + sum(len(file.chunks) for file in files) + sum(len(one.chunks) for one in self.objects)
+
     def dump(self) -> bytes:
+        """Raises TooLargeError."""
         said = {
             "version": _VERSION,
             "job": self.job,
@@ -117,6 +129,7 @@ class Save:
             "objects": [one.dump() for one in self.objects],
         }
         text = json.dumps(said).encode()[:-1] + b', "record": ' + self.record.dump() + b"}"
+        _check_size(text)
         return gzip.compress(text, 1, mtime=0)
 
 
@@ -148,10 +161,10 @@ def parse_save(name: str, data: bytes) -> Save:
     if order is None or name != name_save(order, data):
         raise CutManifestError(f"the manifest {name[:32]} is damaged, or was read only in part")
     try:
-        said = json.loads(_unpack(data))
+        said = read_json(_unpack(data))
         if said["version"] != _VERSION:
             raise ManifestError(f"the manifest {name[:32]} is of version {said['version']}: use a newer runtime")
-        record = records.parse_record(json.dumps(said["record"]).encode())
+        record = records.read_record(said["record"])
         step = said["step"]
         found = Save(
             job=str(said["job"]),
@@ -179,8 +192,21 @@ def _unpack(data: bytes) -> bytes:
     unpacker = zlib.decompressobj(wbits=31)
     text = unpacker.decompress(data, MOST_MANIFEST)
     if unpacker.unconsumed_tail:
-        raise ManifestError("a manifest is too large")
+        raise TooLargeError(f"it has more than {MOST_MANIFEST} bytes")
     return text
+
+
+def read_json(text: bytes) -> Any:
+    """Raises ValueError or RecursionError, and TooLargeError for what would fill the memory."""
+    _check_size(text)
+    return json.loads(text)
+
+
+def _check_size(text: bytes) -> None:
+    if len(text) > MOST_MANIFEST:
+        raise TooLargeError(f"it has more than {MOST_MANIFEST} bytes")
+    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise TooLargeError(f"it has more than {MOST_VALUES} values")
 
 
 def find_sizes(files: Files) -> dict[str, int]:

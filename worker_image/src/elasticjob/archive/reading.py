@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
 from elasticjob.archive import layout
 from elasticjob.archive.garbage import Doomed, Stock, is_whole, parse_doomed
-from elasticjob.archive.layout import CutManifestError, ManifestError, Object, Place, Save
+from elasticjob.archive.layout import CutManifestError, ManifestError, Object, Place, Save, TooLargeError
 from elasticjob.archive.storage import NotThereError, Storage, StoreError
 from elasticjob.peers.chunks import digest_of
 
 logger = logging.getLogger("elasticjob")
 
+_MOST_TOLD: Final = 1 << 23  # objects that are to be deleted: twice those of the largest save
 _TRIES: Final = 3  # of what arrives damaged or in part
 
 
@@ -26,7 +29,7 @@ def read_save(storage: Storage, name: str) -> Save:
     """A manifest. Raises NotThereError, ManifestError or StoreError."""
 
     def read() -> Save:
-        return layout.parse_save(name, storage.get(f"{layout.SAVES}/{name}"))
+        return layout.parse_save(name, _get(storage, f"{layout.SAVES}/{name}"))
 
     for _ in range(_TRIES - 1):
         with suppress(CutManifestError):
@@ -34,10 +37,22 @@ def read_save(storage: Storage, name: str) -> Save:
     return read()
 
 
-def look(storage: Storage, known: Mapping[str, Save] | None = None) -> Stock:
-    """What is in the archive. `known`: manifests that were read before, which never change. Raises StoreError."""
+def _get(storage: Storage, name: str) -> bytes:
+    """Raises TooLargeError, NotThereError or StoreError."""
+    data = storage.get(name, 0, layout.MOST_MANIFEST + 1)  # what is there may be of any size
+    if len(data) > layout.MOST_MANIFEST:
+        raise TooLargeError(f"{name.rpartition('/')[2][:32]} has more than {layout.MOST_MANIFEST} bytes")
+    return data
+
+
+def look(storage: Storage, known: Mapping[str, Save] | None = None, most: float = math.inf) -> Stock:
+    """What is in the archive. `known`: manifests that were read before, which never change. Raises StoreError.
+
+    `most`: files and chunks that all manifests together may name.
+    """
     saves: dict[str, Save] = {}
     unread = set()
+    named = 0
     for name in storage.list(layout.SAVES):
         if layout.order_of(name) is None:
             continue
@@ -51,6 +66,13 @@ def look(storage: Storage, known: Mapping[str, Save] | None = None) -> Stock:
         except ManifestError as error:
             logger.warning("In the archive %s: %s.", storage.url, error)
             unread.add(name)
+        else:
+            named += saves[name].named
+        if named > most:
+            raise StoreError(
+                f"the manifests in {storage.url} name more than {most} files and chunks, and are not read further: if"
+                f" this archive is yours, delete the oldest objects in {layout.SAVES}/ yourself"
+            )
     sizes = {name: size for name, size in storage.list(layout.OBJECTS).items() if layout.parse_name(name) is not None}
     return Stock({**(known or {}), **saves}, frozenset(saves), frozenset(unread), sizes)
 
@@ -63,24 +85,43 @@ def find_saves(
 ) -> list[tuple[str, Save]]:
     """The saves with their names, newest first, at most so many. Raises StoreError.
 
-    `wanted_step`: only those of this step; if there is none, nothing: another step is another state. Of a save that was
-    made twice, as some of it was lost at first, the one that is whole comes first.
+    `wanted_step`: only those of this step; if there is none, nothing: another step is another state.
     """
-    found: list[tuple[str, Save]] = []
-    for name in sorted(filter(layout.order_of, storage.list(layout.SAVES)), reverse=True):
-        if most is not None and len(found) >= most and found[-1][1].order != layout.order_of(name):
-            break
-        try:
-            save = read_save(storage, name)
-        except (NotThereError, ManifestError) as error:
-            logger.warning("A save in the archive %s cannot be used: %s.", storage.url, error)
-            continue
-        if wanted_step in {None, save.step} and is_wanted(save):
-            found.append((name, save))
-    if len({save.order for _, save in found}) < len(found):
-        sizes = storage.list(layout.OBJECTS)
-        found.sort(key=lambda one: (one[1].order, is_whole(one[1], sizes)), reverse=True)
-    return found[:most]
+    found = ((name, save) for name, save in walk_saves(storage) if wanted_step in {None, save.step} and is_wanted(save))
+    return list(itertools.islice(found, most))
+
+
+def walk_saves(storage: Storage) -> Iterator[tuple[str, Save]]:
+    """All saves with their names, newest first, each of them read when it is asked for. Raises StoreError.
+
+    Of a save that was made twice, as some of it was lost at first, the one that is whole comes first.
+    """
+    sizes: dict[str, int] | None = None
+    names = sorted(filter(layout.order_of, storage.list(layout.SAVES)), reverse=True)
+    for _, group in itertools.groupby(names, layout.order_of):
+        same, torn = list(group), list[str]()
+        for name in same:
+            found = _read(storage, name)
+            if found is not None and len(same) > 1:
+                sizes = storage.list(layout.OBJECTS) if sizes is None else sizes
+                if not is_whole(found, sizes):
+                    torn.append(name)
+                    continue
+            if found is not None:
+                yield name, found
+        for name in torn:
+            found = _read(storage, name)
+            if found is not None:
+                yield name, found
+
+
+def _read(storage: Storage, name: str) -> Save | None:
+    """A save; None if it cannot be used, which is told."""
+    try:
+        return read_save(storage, name)
+    except (NotThereError, ManifestError) as error:
+        logger.warning("A save in the archive %s cannot be used: %s.", storage.url, error)
+        return None
 
 
 def find_told(storage: Storage, is_wanted: Callable[[str], bool] = lambda name: True) -> tuple[Doomed, list[str]]:
@@ -103,12 +144,18 @@ def read_told(storage: Storage, listed: Collection[str]) -> tuple[Doomed, list[s
     told, names = Doomed(), []
     for name in sorted(listed):
         try:
-            told |= parse_doomed(storage.get(f"{layout.GARBAGE}/{name}"))
+            told |= parse_doomed(_get(storage, f"{layout.GARBAGE}/{name}"))
         except NotThereError:
             continue
-        except (ValueError, TypeError) as error:  # read in part: what it names is unknown, so nothing can be built on
+        except (
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # read in part: what it names is unknown, so nothing can be built on
             raise StoreError(f"{layout.GARBAGE}/{name} in {storage.url} cannot be understood: {error}") from None
         names.append(name)
+        if len(told.saves) + len(told.objects) > _MOST_TOLD:
+            raise StoreError(f"{layout.GARBAGE}/ in {storage.url} names more than {_MOST_TOLD} objects")
     return told, names
 
 

@@ -11,13 +11,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from elasticjob.archive import garbage, layout, reading
 from elasticjob.archive.ahead import AT_ONCE, Answer
 from elasticjob.archive.garbage import Doomed
-from elasticjob.archive.layout import Object, Save
+from elasticjob.archive.layout import Object, Save, TooLargeError
 from elasticjob.archive.storage import Storage, StoreError
 from elasticjob.peers.records import Record
 
@@ -32,6 +33,12 @@ class OverError(Exception):
 
 class GoneError(Exception):
     """A chunk of a record is not in any pod any more: it cannot be archived."""
+
+
+class UnreadableError(StoreError):
+    """The manifest of a save would be larger than what is read of one."""
+
+    reason = "TooLarge"
 
 
 class LostError(StoreError):
@@ -117,6 +124,17 @@ class Sender:
             time.sleep(min(left, _LONGEST_REST))
 
 
+def _dump(save: Save) -> bytes:
+    """Raises UnreadableError."""
+    try:
+        return save.dump()
+    except TooLargeError as error:
+        raise UnreadableError(
+            f"the checkpoint has {len(save.record.files)} files and {len(save.objects)} objects; what names them is too"
+            f" large to be read again: {error}. Let the script write fewer files, or keep fewer of them"
+        ) from None
+
+
 Send = Callable[
     [Mapping[int, Sequence[Object]]], None
 ]  # has these ranks send these objects, and returns when all is sent
@@ -175,7 +193,7 @@ class Leader:
         return any(save.record.name == name for save in self._saves.values())
 
     def save(self, record: Record, step: int | None, find_holders: FindHolders, send: Send) -> Save:
-        """Archive a record. Raises GoneError, OverError, StoreError, and what `send` raises."""
+        """Archive a record. Raises GoneError, OverError, StoreError, UnreadableError, and what `send` raises."""
         self.begin()
         wanted = layout.find_sizes(record.files)
         missing = {digest: size for digest, size in wanted.items() if digest not in self._places}
@@ -186,13 +204,15 @@ class Leader:
         writer = (self._generation, self._tidied)
         planned = {rank: layout.pack(share, writer) for rank, share in shares.items()}
         adopted = {one.name: self._adopt(one) for objects in planned.values() for one in objects}
-        send({rank: [one for one in objects if adopted[one.name] is one] for rank, objects in planned.items()})
         sent = {digest: one for one in adopted.values() for digest, _ in one.chunks}
         objects = {one.name: one for one in (sent.get(digest) or self._places[digest] for digest in wanted)}
+        made = Save(self._job, record, step, self._clock(), tuple(objects[name] for name in sorted(objects)))
+        _dump(made)
+        send({rank: [one for one in objects if adopted[one.name] is one] for rank, objects in planned.items()})
         self._check_there(objects)
         self._check_lead()
-        made = Save(self._job, record, step, self._clock(), tuple(objects[name] for name in sorted(objects)))
-        data = made.dump()
+        made = replace(made, time=self._clock())
+        data = _dump(made)
         name = layout.name_save(made.order, data)
         self._storage.put(f"{layout.SAVES}/{name}", data)
         try:

@@ -218,7 +218,13 @@ def dump_files(files: Files) -> dict[str, list[Any]]:
 
 def parse_record(data: bytes) -> Record:
     """Raises RecordError."""
-    said = _object(data)
+    return read_record(_object(data))
+
+
+def read_record(said: Any) -> Record:
+    """The record in a part of what an archive says. Raises RecordError."""
+    if not isinstance(said, dict):
+        raise RecordError("no object")
     numbers = (said.get("generation"), said.get("number"))
     if not all(_is_count(number) for number in numbers):
         raise RecordError("a record needs a generation and a number")
