@@ -166,8 +166,8 @@ def make_pod(phase: str = "Running") -> dict[str, Any]:
         names.LABEL_JOB_UID: "greedy-j0",
         names.LABEL_INDEX: "0",
     }
-    metadata: dict[str, Any] = {"name": names.pod_name("j0", 0), "namespace": "greedy", "uid": "p", "labels": labels}
-    metadata |= {"resourceVersion": "6" if phase == "Running" else "7", "ownerReferences": [owner]}
+    metadata: dict[str, Any] = {"name": names.pod_name("j0", 0), "namespace": "greedy", "labels": labels}
+    metadata |= {"uid": phase, "resourceVersion": "6", "ownerReferences": [owner]}
     containers = [{"name": "node", "image": "train:1"}]
     return {"metadata": metadata, "spec": {"containers": containers}, "status": {"phase": phase}}
 
@@ -196,12 +196,19 @@ async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path:
         assert server.asked == [], "nothing has to be written, and nothing is read"
         operator.cache.put_pod(make_pod())
         await see(lambda: server.written.get("replicas") == 1)
-        operator.cache.drop_pod("p")
+        operator.cache.drop_pod("Running")
         await see(lambda: server.written.get("replicas") == 0)
         await rest(operator)
         assert server.written.keys() & {"conditions", *KEPT} == set()
         for name in ("conditions", *KEPT):
             assert server.job["status"][name] == before[name], name
+        server.asked.clear()
+        for _ in range(4):
+            operator.cache.put_pod(make_pod("Succeeded"))
+            operator.controller.wake(KEY)
+            await rest(operator)
+        assert server.asked == ["GET jobs"], "its pods may be changed as often as somebody likes"
+        operator.cache.drop_pod("Succeeded")
         operator.cache.put_job(server.change(runPolicy={"ttlSecondsAfterFinished": 1}))
         await asyncio.wait_for(server.deleted.wait(), 20)
         await operator.controller.stop()
@@ -275,5 +282,5 @@ def test_a_job_with_pods_is_kept_as_it_is() -> None:
     fill(cache)
     cache.put_job(make_job(0))
     assert len(cache.jobs[KEY][0].status.timeline) == 50
-    cache.drop_pod("p")
+    cache.drop_pod("Running")
     assert cache.jobs[KEY][0].status.timeline == []

@@ -611,3 +611,16 @@ def test_a_suspended_pod_that_may_save_is_not_deleted_yet(phase: str, keeps_memo
     made = plan(see(job, (make_pod(0),), agents={"u0": agent}))
     assert [gone.uid for gone in made.delete] == ([] if waits else ["u0"])
     assert made.wake_at is not None or not waits, "it is looked at again when its grace is over"
+
+
+@pytest.mark.parametrize(("waited", "pause"), [(0, 5.0), (100, 10.0), (3600, 60.0)])
+def test_a_change_that_waits_for_room_is_looked_at_later_and_later(waited: int, pause: float) -> None:
+    """A namespace has as many such jobs as its owner likes: each would have a pass every five seconds, for ever."""
+    told = api.Condition(
+        type="Warning", status="True", reason="NoRoom", message="no", last_transition_time=format_time(NOW - waited)
+    )
+    status = api.Status(start_time=format_time(NOW - waited), conditions=[told] if waited else [])
+    spec = make_spec(runPolicy={"suspend": True})
+    made = plan(Seen(make_job(spec, status, late=NoRoom(9)), now=NOW), Config())
+    assert made.wake_at is not None
+    assert made.wake_at - NOW == pytest.approx(pause, abs=0.1)
