@@ -116,8 +116,11 @@ class Cache:
         known = self.jobs.get((metadata["namespace"], metadata["name"]))
         if known is None or known[0].uid != metadata["uid"] or known[1] != str(metadata.get("resourceVersion", "")):
             return None
-        said = reading.read_status(raw.get("status"))
-        return replace(known[0], status=said.status, status_raw=said.raw, is_short=False), known[1]
+        said, key = reading.read_status(raw.get("status")), known[0].key
+        whole = replace(known[0], status=said.status, status_raw=said.raw, is_short=False), known[1]
+        if key in self._pods:  # whose changes may be many
+            self.jobs[key] = whole
+        return whole
 
     def _leave_rooms(self, key: JobKey) -> None:
         self._room.leave(key)

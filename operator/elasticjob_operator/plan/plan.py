@@ -129,10 +129,9 @@ def _tell_forced(seen: Seen, made: Plan) -> tuple[reporting.Event, ...]:
 def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
     """Set the condition `Warning` while there are warnings that do not stop the job."""
     held, held_at = held_pods.find_held(seen.pods, seen.now)
-    room_at = seen.now + taking.SHORTEST_PAUSE if seen.job.late is not None else None
-    made = replace(made, wake_at=first(made.wake_at, held_at, room_at))
-    unasked = queueing.find_unasked(seen.job, has_kueue=config.has_kueue)
     before = made.status.condition("Warning")
+    made = replace(made, wake_at=first(made.wake_at, held_at, _find_look(seen, before)))
+    unasked = queueing.find_unasked(seen.job, has_kueue=config.has_kueue)
     found = (*_find_deadlines(seen), *_find_untold(seen, made.status), *_find_unwatched(seen))
     notices = (*seen.job.notices, *unasked, *held, *found)
     if not notices and (before is None or before.status == "False"):
@@ -143,6 +142,14 @@ def _warn(seen: Seen, config: Config, made: Plan) -> Plan:
     is_new = before is None or before.message != message
     events = [reporting.Event(notice.reason, notice.message, warning=True) for notice in notices] if is_new else []
     return replace(made, status=revise(made.status, conditions=conditions), events=(*made.events, *events))
+
+
+def _find_look(seen: Seen, warning: api.Condition | None) -> float | None:
+    """When to look again whether there is room for a change that waits: later and later."""
+    if seen.job.late is None:
+        return None
+    since = parse_time(warning.last_transition_time) if warning is not None and warning.status == "True" else None
+    return seen.now + taking.find_pause(0.0 if since is None else seen.now - since)
 
 
 def _find_untold(seen: Seen, status: api.Status) -> tuple[Notice, ...]:
