@@ -6,13 +6,14 @@ invalid spec can be shown too: `spec` is parsed only on access.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
+from elasticjob_operator.model.short_status import shorten
 from elasticjob_operator.templates import taking
 from elasticjob_operator.text import cut
 from elasticjob_operator.times import parse_time
@@ -32,6 +33,7 @@ class Job:
 
     raw: dict[str, Any]
     status: api.Status
+    is_short: bool = False  # much of its status is not kept
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Job:
@@ -106,6 +108,11 @@ def summarize(job: Job) -> Job:
     metadata = {key: job.metadata[key] for key in _IDENTITY if key in job.metadata}
     status = job.status.model_copy(update={"template": None})
     return Job({"metadata": metadata, "spec": _find_sizes(job)}, status)
+
+
+def brief(job: Job) -> Job:
+    """The same for tables of any number of jobs: nothing of what only the page of one shows."""
+    return replace(summarize(job), status=shorten(job.status), is_short=True)
 
 
 def _find_sizes(job: Job) -> dict[str, Any]:

@@ -8,13 +8,12 @@ decide; its passes read it again before they do anything.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from elasticjob_operator import api, text
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.kube.job_room import count_bytes
 from elasticjob_operator.model.observe import Job
-from elasticjob_operator.model.revise import revise
+from elasticjob_operator.model.short_status import shorten
 from elasticjob_operator.shares import Berths
 
 KEPT_BYTES: Final = 8 * 1024  # of the status of a job ...
@@ -22,16 +21,6 @@ KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and wh
 MOST_KEPT_BYTES: Final = 64 * 2**20  # ... so many bytes of all jobs, of which one namespace gets half
 _FACTOR: Final = 2  # what a status takes, read and as it was written, for each byte of the latter
 _MOST_MEMBERS: Final = 500  # of one with more, nothing is counted, which would take long
-_MOST_CONDITIONS: Final = 32
-_MOST_MESSAGE: Final = 256
-_MOST_ITEMS: Final = 20
-_MOST_METRICS: Final = 8  # have series
-# By these, others decide, and metrics tell of a job that rests; nobody else than its author can make one long.
-_KEPT: Final = (
-    *("phase", "replicas", "ready_replicas", "selector", "nproc_per_node", "in_force", "origin", "goodput"),
-    *("lost_seconds", "capacity", "scaling", "written_replicas", "template_hash", "observed_generation"),
-    *("start_time", "completion_time"),
-)
 
 
 class StatusRoom:
@@ -59,28 +48,3 @@ def _measure(job: Job) -> int | None:
     if len(job.status.rendezvous.members) > _MOST_MEMBERS:
         return None
     return _FACTOR * count_bytes(job.status_raw)
-
-
-def shorten(status: api.Status) -> api.Status:
-    """What is kept of a status without room."""
-    kept: dict[str, Any] = {name: getattr(status, name) for name in _KEPT}
-    world, restarts, progress, archive = status.rendezvous, status.restarts, status.progress, status.archive
-    if progress is not None:
-        few = {"metrics": progress.metrics[:_MOST_METRICS], "not_finite": progress.not_finite[:_MOST_METRICS]}
-        kept["progress"] = progress.model_copy(update={"history": None, **few})
-    if archive is not None:
-        kept["archive"] = archive.model_copy(update={"saves": archive.saves[:_MOST_ITEMS]})
-    if status.template is not None:
-        kept["template"] = status.template.model_copy(update={"fields": [], "spec": "{}"})
-    return api.Status.model_construct(
-        **kept,
-        conditions=[_cut(one) for one in status.conditions[:_MOST_CONDITIONS]],
-        rendezvous=revise(world, members=[], lost=[], succeeded=[]),
-        restarts=revise(restarts, counted=[], backoff=None, ordered=None),
-        node_faults=status.node_faults[:_MOST_ITEMS],
-    )
-
-
-def _cut(condition: api.Condition) -> api.Condition:
-    message = text.cut(condition.message, _MOST_MESSAGE)
-    return condition if message == condition.message else condition.model_copy(update={"message": message})

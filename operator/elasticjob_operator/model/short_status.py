@@ -1,0 +1,44 @@
+"""What is kept of the status of a job that has no pods, where there is no room for all of it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from elasticjob_operator import api, text
+from elasticjob_operator.model.revise import revise
+
+_MOST_CONDITIONS: Final = 32
+_MOST_MESSAGE: Final = 256
+_MOST_ITEMS: Final = 20
+_MOST_METRICS: Final = 8  # have series
+# By these, others decide, and metrics tell of a job that rests; nobody else than its author can make one long.
+_KEPT: Final = (
+    *("phase", "replicas", "ready_replicas", "selector", "nproc_per_node", "in_force", "origin", "goodput"),
+    *("lost_seconds", "capacity", "scaling", "written_replicas", "template_hash", "observed_generation"),
+    *("start_time", "completion_time"),
+)
+
+
+def shorten(status: api.Status) -> api.Status:
+    """What is kept of a status without room."""
+    kept: dict[str, Any] = {name: getattr(status, name) for name in _KEPT}
+    world, restarts, progress, archive = status.rendezvous, status.restarts, status.progress, status.archive
+    if progress is not None:
+        few = {"metrics": progress.metrics[:_MOST_METRICS], "not_finite": progress.not_finite[:_MOST_METRICS]}
+        kept["progress"] = progress.model_copy(update={"history": None, **few})
+    if archive is not None:
+        kept["archive"] = archive.model_copy(update={"saves": archive.saves[:_MOST_ITEMS]})
+    if status.template is not None:
+        kept["template"] = status.template.model_copy(update={"fields": [], "spec": "{}"})
+    return api.Status.model_construct(
+        **kept,
+        conditions=[_cut(one) for one in status.conditions[:_MOST_CONDITIONS]],
+        rendezvous=revise(world, members=[], lost=[], succeeded=[]),
+        restarts=revise(restarts, counted=[], backoff=None, ordered=None),
+        node_faults=status.node_faults[:_MOST_ITEMS],
+    )
+
+
+def _cut(condition: api.Condition) -> api.Condition:
+    message = text.cut(condition.message, _MOST_MESSAGE)
+    return condition if message == condition.message else condition.model_copy(update={"message": message})
