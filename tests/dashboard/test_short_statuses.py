@@ -19,6 +19,7 @@ from elasticjob_operator.client.model import brief, summarize
 from elasticjob_operator.dashboard import board as boards
 from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.server import Dashboard
+from elasticjob_operator.kube import status_room
 
 pytestmark = pytest.mark.timeout(100)
 MIB = 2**20
@@ -93,4 +94,10 @@ async def test_a_page_shows_all_of_a_job_of_which_little_is_kept(
         async with visitor.get(f"{address.partition('?')[0]}jobs/default/j0") as answer:
             page = await answer.text()
     assert "traceback 0 x" in page
-    assert "w49 0 x" in page, "the timeline"
+    assert "i9 0 x" in page, "an incident"
+
+
+def test_a_dashboard_has_the_room_of_the_operator() -> None:
+    """So one row of the documented limits is enough."""
+    for name in ("KEPT_BYTES", "KEPT_JOBS", "MOST_KEPT_BYTES"):
+        assert getattr(boards, name) == getattr(status_room, name)

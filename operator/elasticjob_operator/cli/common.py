@@ -28,7 +28,7 @@ from elasticjob_operator.cli.options import (
 )
 from elasticjob_operator.client import Client, ClientError, Job, JobFailedError, WaitTimeoutError
 from elasticjob_operator.client.errors import ConflictError, UnreachableError
-from elasticjob_operator.client.model import summarize
+from elasticjob_operator.client.model import brief
 from elasticjob_operator.text import printable
 
 __all__ = [
@@ -180,7 +180,7 @@ def complete_job(context: click.Context, parameter: click.Parameter, incomplete:
         target = Target(*(meta.get(f"elasticjob.{name}") for name in ("kubeconfig", "context", "namespace")))
         async with target.client() as client:
             async with asyncio.timeout(_COMPLETION_SECONDS):
-                return [job.name for job in await client.list(from_cache=True, keep=summarize)]
+                return [job.name for job in await client.list(from_cache=True, keep=brief)]
 
     try:
         found = asyncio.run(names())

@@ -16,7 +16,7 @@ from elasticjob_operator.cli import common
 from elasticjob_operator.cli.common import output_option, target_options, with_client
 from elasticjob_operator.client import Client, ClientError, Happening, Job, NotFoundError, Pod
 from elasticjob_operator.client import history as past
-from elasticjob_operator.client.model import summarize, whole
+from elasticjob_operator.client.model import brief, whole
 from elasticjob_operator.client.rules import is_met
 from elasticjob_operator.history import faulty_nodes
 from elasticjob_operator.history.faulty_nodes import NodeRecord
@@ -38,7 +38,7 @@ def list_command(all_namespaces: bool, selector: str | None, output: str | None)
     async def work(client: Client) -> list[Job]:
         # A table is for people, who cannot tell milliseconds; a program may rely on what it has just done.
         is_table = output in (None, "wide")
-        keep = whole if output in ("json", "yaml") else summarize
+        keep = whole if output in ("json", "yaml") else brief
         return await client.list(all_namespaces=all_namespaces, selector=selector, from_cache=is_table, keep=keep)
 
     jobs = with_client(work)
@@ -98,7 +98,7 @@ def top(name: str | None) -> None:
 
     async def work(client: Client) -> None:
         if name is None:
-            jobs, sizes = await asyncio.gather(client.list(from_cache=True, keep=summarize), client.sizes())
+            jobs, sizes = await asyncio.gather(client.list(from_cache=True, keep=brief), client.sizes())
             common.show(tables.list_top(jobs, time.time(), sizes))
             return
         job, pods, usage, sizes = await asyncio.gather(
@@ -123,7 +123,7 @@ def nodes(all_namespaces: bool, output: str | None) -> None:
     """Show the nodes on which pods of jobs were lost, and whether new pods avoid them."""
 
     async def work(client: Client) -> tuple[NodeRecord, ...]:
-        jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output, keep=summarize)
+        jobs = await client.list(all_namespaces=all_namespaces, from_cache=not output, keep=brief)
         told = [
             (f"{j.namespace}/{j.name}", j.status.node_faults)
             for j in jobs

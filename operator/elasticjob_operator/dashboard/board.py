@@ -1,6 +1,8 @@
 """All jobs as the dashboard knows them: the latest state, the samples since it started, and a row of HTML for each.
 
-A change renders one row. A viewer gets a page of rows, and then only those that differ from what it has.
+A change renders one row. A viewer gets a page of rows, and then only those that differ from what it has. Statuses of
+jobs that have ended or are suspended share a room, as in the operator: of one without room little is kept, and who
+looks at the job reads the rest.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from elasticjob_operator.client import Change, Job
+from elasticjob_operator.client.model import brief
 from elasticjob_operator.client.samples import Sample, is_news, take_sample, thin, weigh
 from elasticjob_operator.dashboard.listpage import Row, View, build_row, select
+from elasticjob_operator.shares import Berths
 
 _MOST: Final = 60_000  # weight of the samples of all jobs: about 40 MB
 _ENOUGH: Final = 1000  # weight of the samples of one job
+KEPT_BYTES: Final = 8 * 1024  # of the status of a job without pods ...
+KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and what is more, shares ...
+MOST_KEPT_BYTES: Final = 64 * 2**20  # ... so many bytes of all jobs, of which one namespace gets half
+_FACTOR: Final = 3  # what a status takes for each byte of its JSON (measured: 2.4)
 
 
 class Board:
@@ -31,9 +39,10 @@ class Board:
         self._weights: dict[str, int] = {}  # of the samples of each job
         self._weight = 0  # of all
         self._changed = asyncio.Event()
+        self._room = Berths(KEPT_BYTES, KEPT_JOBS, MOST_KEPT_BYTES)
 
     def apply(self, change: Change, now: float) -> None:
-        job = change.job
+        job = self._shorten(change)
         before = self._rows.pop(job.uid, None)
         if before is not None:
             self._order.pop(bisect.bisect_left(self._order, before.order))
@@ -45,6 +54,17 @@ class Board:
             bisect.insort(self._order, row.order)
             self._keep_sample(job, now)
         self._tell()
+
+    def _shorten(self, change: Change) -> Job:
+        """The job as it is kept."""
+        job = change.job
+        key = job.namespace, job.name
+        if change.type == "DELETED" or not (job.status.finished or job.status.is_true("Suspended")):
+            self._room.leave(key)
+        elif not self._room.put(key, _FACTOR * len(job.status.model_dump_json(exclude_none=True))):
+            self._room.leave(key)
+            job = self.known[job.uid] = brief(job)
+        return job
 
     def set_listed(self) -> None:
         """All jobs were read."""

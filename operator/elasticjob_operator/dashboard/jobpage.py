@@ -43,7 +43,8 @@ class Seen:
 
     pods: Sequence[Pod] | None = None
     events: Sequence[Happening] | None = None
-    problems: Mapping[str, str] = field(default_factory=dict)  # by what could not be read: pods, events
+    problems: Mapping[str, str] = field(default_factory=dict)  # by what could not be read: pods, events, job
+    job: Job | None = None  # of which little is kept
 
 
 def build_regions(

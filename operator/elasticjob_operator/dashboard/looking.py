@@ -1,4 +1,7 @@
-"""Reads the pods and events of one job while somebody looks at it, and never more often than the cluster can bear."""
+"""Reads the pods and events of one job, and what the board does not keep of it, while somebody looks at it.
+
+Never more often than the cluster can bear.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 from elasticjob_operator.client import Client, ClientError
+from elasticjob_operator.client.model import summarize
+from elasticjob_operator.dashboard.board import Board
 from elasticjob_operator.dashboard.jobpage import Seen
 from elasticjob_operator.kube.fair_queue import Slots
 
@@ -20,9 +25,10 @@ _SHARE: Final = 10  # reading takes at most this part of the time
 
 
 class Looker:
-    def __init__(self, client: Client, namespace: str, name: str, turns: Slots, viewer: str) -> None:
+    def __init__(self, client: Client, namespace: str, name: str, turns: Slots, viewer: str, board: Board) -> None:
         """`turns`: of all that look, by viewer."""
         self.seen = Seen()
+        self._board = board
         self._turns, self._who = turns, (viewer, f"{namespace}/{name}")
         self._client = client
         self._namespace = namespace
@@ -57,8 +63,15 @@ class Looker:
                 problems[what] = str(error)
                 return None
 
-        pods, events = await asyncio.gather(
+        known = self._board.find(self._namespace, self._name)
+        is_short = known is not None and known.is_short
+        pods, events, job = await asyncio.gather(
             read("pods", self._client.pods(self._name, self._namespace)),
             read("events", self._client.events(self._name, self._namespace)),
+            read("job", self._client.get(self._name, self._namespace) if is_short else _nothing()),
         )
-        return Seen(pods, events, problems)
+        return Seen(pods, events, problems, None if job is None else summarize(job))
+
+
+async def _nothing() -> None:
+    return None

@@ -201,7 +201,7 @@ class Dashboard:
         with self._pages.take(request):
             await self._until_listed()
             job = self._find(request)
-            looker = Looker(self._client, job.namespace, job.name, self._turns, viewer(request))
+            looker = Looker(self._client, job.namespace, job.name, self._turns, viewer(request), self.board)
             await looker.look()
         regions = self._regions(request, job, looker.seen)
         main = jobpage.build_job(job.namespace, job.name, regions, rank=request.query.get("rank", ""))
@@ -209,6 +209,8 @@ class Dashboard:
         return self._html(shell.build_page(f"{job.name}: ElasticJob", main, stream=stream))
 
     def _regions(self, request: web.Request, job: Job, seen: jobpage.Seen) -> dict[str, str]:
+        if job.is_short and seen.job is not None and seen.job.uid == job.uid:
+            job = seen.job
         scaling = job.status.scaling
         return jobpage.build_regions(
             job,

@@ -89,7 +89,7 @@ class Streams:
 
     async def send_job(self, request: web.Request) -> web.StreamResponse:
         job = self._find(request)
-        looker = Looker(self._client, job.namespace, job.name, self._turns, viewer(request))
+        looker = Looker(self._client, job.namespace, job.name, self._turns, viewer(request), self._board)
         sent: dict[str, str] = {}
         async with self._stream(request) as response:
             await looker.look()

@@ -11,7 +11,7 @@ _MOST_CONDITIONS: Final = 32
 _MOST_MESSAGE: Final = 256
 _MOST_ITEMS: Final = 20
 _MOST_METRICS: Final = 8  # have series
-# By these, others decide, and metrics tell of a job that rests; nobody else than its author can make one long.
+# By these, others decide, and metrics and tables tell of a job; none is long.
 _KEPT: Final = (
     *("phase", "replicas", "ready_replicas", "selector", "nproc_per_node", "in_force", "origin", "goodput"),
     *("lost_seconds", "capacity", "scaling", "written_replicas", "template_hash", "observed_generation"),
@@ -24,7 +24,8 @@ def shorten(status: api.Status) -> api.Status:
     kept: dict[str, Any] = {name: getattr(status, name) for name in _KEPT}
     world, restarts, progress, archive = status.rendezvous, status.restarts, status.progress, status.archive
     if progress is not None:
-        few = {"metrics": progress.metrics[:_MOST_METRICS], "not_finite": progress.not_finite[:_MOST_METRICS]}
+        metrics = sorted(progress.metrics, key=lambda one: one.name != "loss")[:_MOST_METRICS]  # the loss is shown
+        few = {"metrics": metrics, "not_finite": progress.not_finite[:_MOST_METRICS]}
         kept["progress"] = progress.model_copy(update={"history": None, **few})
     if archive is not None:
         kept["archive"] = archive.model_copy(update={"saves": archive.saves[:_MOST_ITEMS]})
