@@ -266,6 +266,27 @@ def test_a_job_that_has_started_keeps_the_spec_that_it_had() -> None:
 
 
 @pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize("status", [{}, STARTED])
+def test_a_job_that_waits_and_is_read_again_as_it_was_has_no_pass_for_that(status: dict[str, Any]) -> None:
+    """A pass may read it again: each would cause the next one."""
+    woken = list[object]()
+    cache = Cache(woken.append)
+    asyncio.run(cache.know_jobs())
+    fill(cache)
+    waits = make_job("waits", status=status)
+    cache.put_job(waits)
+    assert woken[-1] == ("greedy", "waits")
+    woken.clear()
+    cache.put_job(waits)
+    assert woken == []
+    cache.drop_job(("greedy", "j0"), "greedy-j0")
+    woken.clear()
+    cache.put_job(waits)
+    assert woken == [("greedy", "waits")]
+    assert cache.jobs["greedy", "waits"][0].spec is not None
+
+
+@pytest.mark.usefixtures("small_room")
 def test_jobs_that_grow_once_they_have_started_leave_room_for_another_namespace() -> None:
     """What is let in again after a restart does not ask for others: a job that grows does."""
     cache = watching()
