@@ -107,8 +107,10 @@ class Cache:
         if known is not None and before is None:
             self._leave_rooms(key)  # of a predecessor
         job = self._room.let_in(seen, before, is_first_list=not self.jobs_known)
+        is_known = before is not None and known is not None and known[1] == version and _waits(job)
         self.jobs[key] = (self._statuses.let_in(job, has_pods=key in self._pods), version)
-        self._wake(key)
+        if not is_known:
+            self._wake(key)
 
     def complete(self, raw: Raw) -> tuple[Job, str] | None:
         """The job that was just entered as this, with all of its status; None if it has changed since."""
