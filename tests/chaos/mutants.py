@@ -536,7 +536,7 @@ MUTANTS = (
            package=RUNTIME),
     Mutant("code of ours is interrupted", "sessions/interrupt.py", " and not _is_own(frame)", "", INTERRUPT, package=RUNTIME),
     # Checkpoints that peers hold.
-    Mutant("an older report confirms a record", "peers/lead.py", "min(self._rounds.values()) < self.round", "False", PEERS,
+    Mutant("an older report confirms a record", "peers/lead.py", "if rank not in self._left) < self.round", "if rank not in self._left) < 0", PEERS,
            package=RUNTIME),
     Mutant("files of one save are finished one by one", "peers/watch.py", "            if not unready.isdisjoint(save):",
            "            if False:", HELD, package=RUNTIME),
@@ -565,7 +565,7 @@ MUTANTS = (
            "self._told, self._told_names = Doomed(), []", TWO_WRITERS, package=RUNTIME),
     Mutant("what is saved last is copied as slowly as ever", "peers/copying.py", "not (self.has_hurry or self.over)",
            "not self.over", LAST_COPIES, package=RUNTIME),
-    Mutant("rank 0 goes before the others have saved", "peers/lead.py", "not all(one.is_done for", "not all(True for", PEERS,
+    Mutant("rank 0 goes before the others have saved", "peers/lead.py", "one.is_done or rank in self._left for", "True for", PEERS,
            package=RUNTIME),
 )  # fmt: skip
 
