@@ -49,6 +49,25 @@ def test_drain_at_min_waits_for_the_replacement() -> None:
     assert [m.node for m in cluster.status.rendezvous.members] == ["node0", "node7"]
 
 
+def test_the_last_pod_of_nodes_that_are_drained_trains_until_it_has_to_go() -> None:
+    """Its budget keeps it there, and there is no room elsewhere."""
+    cluster = started(spec=make_spec(1, 2), size=2, nodes=2)
+    for node in cluster.nodes:
+        cluster.change_node(node, cordoned=True)
+    cluster.run(1)
+    assert cluster.generation == 1
+    cluster.delete_pod(cluster.pod(0).uid)
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    assert cluster.world == ["digits-worker-1"]
+    cluster.run(300)
+    assert (cluster.size, cluster.generation) == (1, 2)
+    cluster.add_node("node7", slots=2)
+    cluster.run_until(lambda: cluster.size == 2 and cluster.trains)
+    assert {m.node for m in cluster.status.rendezvous.members} == {"node7"}
+    assert [saved(cluster, generation) for generation in (1, 2)] == [{True}, {True}]
+    assert cluster.status.restarts.total == 0
+
+
 def test_uncordon_keeps_the_pod() -> None:
     cluster = started(spec=make_spec(2, 2), size=2, nodes=2)
     cluster.change_node("node1", cordoned=True)
