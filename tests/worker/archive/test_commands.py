@@ -461,6 +461,19 @@ def test_old_saves_are_shown_and_then_deleted(
     assert not storage.list(layout.GARBAGE)
 
 
+@pytest.mark.parametrize("command", [["list"], ["prune", "--keep", "1", "--yes"]])
+def test_a_place_without_a_save_is_told(
+    command: Sequence[str], storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be mistyped, or the folder of a job that has another one for each of its lives."""
+    write_saves(storage, 1, (10,))
+    place = storage.url.rpartition("/")[0]
+    assert cli.main(["archive", command[0], place, *command[1:]]) == 0
+    assert f"{place} holds no save" in capsys.readouterr().err
+    assert cli.main(["archive", command[0], storage.url, *command[1:]]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_the_last_good_save_stays(storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where newer ones are not whole, and where nothing else is asked for."""
     write_saves(storage, 1, (10, 20, 30))
