@@ -302,6 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CommandError, DamagedError, GoneError, OverError, StoreError, OSError) as error:
         sys.stderr.write(_printable(f"elasticjob archive: {error}") + "\n")
         return 1
+    if len(lines) == (given.command == "prune"):  # which ends with a sum
+        said = f"{storage.url} holds no save: the folder of a job is NAMESPACE/NAME/UID below checkpoints.archive.to"
+        sys.stderr.write(_printable(f"elasticjob archive: {said}") + "\n")
     sys.stdout.write("".join(f"{_printable(line)}\n" for line in lines))
     return 0
 
