@@ -53,6 +53,7 @@ class Decision:
         return tuple(j for j in self.verdicts if j.health in standings)
 
 
+_MOVES = (Cause.DRAIN, Cause.NODE_LEAVING)  # why a pod that still can train is to do so elsewhere
 _BROKEN = (MemberHealth.STOPPED, MemberHealth.STOPPING, MemberHealth.LOST)
 
 
@@ -222,6 +223,11 @@ def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: s
     coming = joiners.find_joiners(situation, verdicts)
     candidates = [*survivors, *coming]
     size = situation.sizes.legal(len(candidates))
+    if size == 0 and not joiners.count_coming(situation, verdicts):
+        # Nobody else can train, and pods that are to leave need not until others can.
+        survivors = [j.worker for j in verdicts if j.worker and _may_go_on(j, until_replaced=True)]
+        candidates = [*survivors, *coming]
+        size = situation.sizes.legal(len(candidates))
     wait = _why_wait(situation, verdicts, survivors, candidates, size)
     if wait is not None:
         told = directives.fence(situation, ())
@@ -237,13 +243,14 @@ def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: s
     return Decision(State.STARTING, cause, told, world=world, verdicts=verdicts, cause=cause, wake_at=wake_at)
 
 
-def _may_go_on(verdicts: MemberVerdict) -> bool:
+def _may_go_on(verdicts: MemberVerdict, *, until_replaced: bool = False) -> bool:
+    """`until_replaced`: also one that is to leave its node, once others can train without it."""
     worker = verdicts.worker
     return (
         worker is not None
         and verdicts.health is MemberHealth.STOPPED
         and joiners.is_ready(worker)
-        and not worker.leaving
+        and (not worker.leaving or (until_replaced and worker.leaving in _MOVES))
         and worker.pod.live
     )
 
