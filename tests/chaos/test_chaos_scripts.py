@@ -178,6 +178,29 @@ def test_streams_work_side_by_side_and_none_is_lost_unseen(tmp_path: Path, dies:
         assert sorted(map(int, ended.stdout.split())) == [*range(7)]
 
 
+_FORKING = """
+import os, sys
+from chaos.scripts_streams import work_through
+
+def make(stack):
+    def work(order):
+        child = os.fork()
+        if not child:
+            raise SystemExit(7)  # as a worker that has come to the end of its script
+        return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+    return work
+
+assert [one["status"] for one in work_through(iter([{}, {}, {}]), 3, make)] == [7, 7, 7]
+"""
+
+
+def test_what_a_stream_forks_keeps_no_channel_of_streams() -> None:
+    """Where a script shows all warnings, they would be told for its own."""
+    command = [sys.executable, "-W", "always", "-c", _FORKING]
+    ended = subprocess.run(command, check=False, env=clean_environment(), timeout=120, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_every_feature_is_drawn_and_every_script_is_python() -> None:
     drawn = [draw(seed) for seed in range(600)]
     for script in drawn:
