@@ -8,7 +8,7 @@ import selectors
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Any, NoReturn
@@ -27,17 +27,19 @@ class StreamFailedError(Exception):
 class _Stream:
     """One of the processes."""
 
-    def __init__(self, make: Open) -> None:
+    def __init__(self, make: Open, earlier: Sequence[_Stream]) -> None:
+        """`earlier`: others that this process has the channels of."""
         self._channel, theirs = socket.socketpair()
+        self._answers: IO[str] = self._channel.makefile("r")
+        self._has_ended = False
         parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
             die_with_parent(parent)
-            self._channel.close()
+            for one in (*earlier, self):
+                one.hang_up()
             _serve(theirs, make)
         theirs.close()
-        self._answers: IO[str] = self._channel.makefile("r")
-        self._has_ended = False
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -54,10 +56,13 @@ class _Stream:
         answer: Answer = json.loads(text)
         return answer
 
-    def close(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End it, at once after an error: nobody reads what it works on."""
+    def hang_up(self) -> None:
         self._answers.close()
         self._channel.close()
+
+    def close(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End it, at once after an error: nobody reads what it works on."""
+        self.hang_up()
         if self._has_ended:
             return
         if kind is not None:
@@ -68,10 +73,13 @@ class _Stream:
 def _serve(channel: socket.socket, make: Open) -> NoReturn:
     """In a stream: answer orders until there are no more. What `make` forks may leave by an exception of its own."""
     own, code = os.getpid(), 1
+    orders = channel.makefile("r")
+    for opened in (orders, channel):
+        os.register_at_fork(after_in_child=opened.close)
     try:
         with ExitStack() as stack:
             work = make(stack)
-            for line in channel.makefile("r"):
+            for line in orders:
                 channel.sendall(json.dumps(work(json.loads(line))).encode() + b"\n")
         code = 0
     except BaseException:
@@ -90,10 +98,12 @@ def work_through(orders: Iterator[Order], count: int, make: Open) -> Iterator[An
     An order is drawn when a process is free for it. Call it where no other threads run, and nothing is to be cleaned up
     by processes that `make` forks, which leave through here by SystemExit.
     """
-    streams = [_Stream(make) for _ in range(count)]  # outside of what a process that leaves would clean up
+    streams: list[_Stream] = []  # outside of what a process that leaves would clean up
+    for _ in range(count):
+        streams.append(_Stream(make, streams))
     with ExitStack() as stack, selectors.DefaultSelector() as busy:
         for stream in streams:
-            stack.push(stream.close)  # the last one first, for it has inherited the channels of the others
+            stack.push(stream.close)
             order = next(orders, None)
             if order is not None:
                 stream.order(order)

@@ -209,4 +209,5 @@ if __name__ == "__main__":
     IMPORTS[sys.argv[2]]()
     for program in sys.argv[3:]:
         runpy.run_path(program)
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    with socket.socket(fileno=int(sys.argv[1])) as orders:
+        serve(orders)
