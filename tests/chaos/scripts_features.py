@@ -31,6 +31,7 @@ class Lines:
     turns: set[str] = field(default_factory=set)  # optimizers that step by themselves
     zeros: str = ""  # arguments of zero_grad
     scaler: bool = False
+    spikes: bool = False  # some losses are infinite
     slow: bool = False  # a pass takes its time, so that most losses break a step
     after: list[str] = field(default_factory=list)  # after the optimizers
     inside: list[str] = field(default_factory=list)  # collectives of a step
@@ -327,7 +328,7 @@ def _streams(lines: Lines) -> None:
 
 def _scaler(lines: Lines) -> None:
     lines.extras["scaler"] = "torch.amp.GradScaler('cpu', init_scale=2.0**10, growth_interval=4)"
-    lines.scaler = True
+    lines.scaler = lines.spikes = True
 
 
 AROUND = (
@@ -1329,6 +1330,7 @@ def _turns(lines: Lines) -> None:
         "session.backward(judged) if 'session' in globals() else (judged * micro.scale).backward()",
         "optimizers['judge'].step()",
         "net.zero_grad()",
+        "net.judges = False",  # an evaluation may be the first pass of a process
     )
 
 
@@ -1619,19 +1621,190 @@ JOIN = Feature(
     without=(*_ONCE, "evaluation", "evaluation of other weights", "hooks of DDP", "adversaries in turn", "closures"),
 )
 
+# --- what most loops have, drawn after all of the above ---------------------------------------------------------------
+
+
+def _scaler_off(lines: Lines) -> None:
+    lines.extras["scaler"] = "torch.amp.GradScaler('cpu', enabled=False)"
+    lines.scaler = True
+
+
+_SINK = "for group in optimizer.param_groups: group['lr'] *= 0.97"
+
+
+def _sink(lines: Lines) -> None:
+    lines.slow = True
+    lines.inputs.append(_SINK)
+
+
+def _seed(lines: Lines) -> None:
+    lines.inputs += (
+        "torch.manual_seed(net.at); random.seed(net.at); np.random.seed(net.at)",
+        "x = x + 0.01 * (torch.randn(6) + random.random() + float(np.random.rand()))",
+    )
+
+
+_COUNTED = """
+class Counted:
+    def __init__(self):
+        self.steps = 0
+
+    def note(self, *_):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def halve(one, *_):
+    for group in one.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+
+
+def watch(one):
+    if not hasattr(one, "is_watched"):
+        one.is_watched = True
+        one.register_step_pre_hook(halve)
+        one.register_step_post_hook(counted.note)
+"""
+
+
+def _hook_optimizer(lines: Lines) -> None:
+    lines.prepare.append(_COUNTED)
+    lines.extras["counted"] = "Counted()"
+    lines.start.append("watch(optimizer)")
+
+
+_INFER = """
+def infer():
+    net.eval()
+    with torch.inference_mode():
+        model(torch.ones(2, 6), torch.arange(2))
+    net.train()
+"""
+_CHATTER = """
+def chatter():
+    while not quiet.wait(0.02):
+        print("alive:", len(threading.enumerate()), "threads", flush=True)
+        logging.getLogger("chatter").warning("still alive")
+
+
+quiet = threading.Event()
+threading.Thread(target=chatter, daemon=True).start()
+atexit.register(quiet.set)
+"""
+_LATER_WAIT = """\
+total, those = torch.ones(1), [torch.zeros(2) for _ in range(dist.get_world_size())]
+works = [dist.all_reduce(total, async_op=True), dist.all_gather(those, torch.ones(2), async_op=True)]
+for work in works:
+    work.wait()
+assert total == len(those) == sum(float(one[0]) for one in those)"""
+_JUDGED = (
+    "judged = [None] * dist.get_world_size(); dist.all_gather_object(judged, dist.get_rank()); "
+    "assert judged == list(range(len(judged)))"
+)
+
+SCALER_OFF = Feature(
+    "a GradScaler that is off", "`enabled=False`", _scaler_off, (DDP, VIRTUAL), without=("LBFGS", "GradScaler")
+)
+OFFLOADED = Feature(
+    "offloaded activations",
+    "`torch.autograd.graph.save_on_cpu`",
+    _model(
+        ("self.offloaded = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))",),
+        ("with torch.autograd.graph.save_on_cpu():", "    h = h + 0.1 * self.offloaded(h)"),
+    ),
+    without=("gradient penalty",),
+)
+SINKING = Feature(
+    "rates that sink",
+    "`group['lr']` is multiplied in each step, before the pass",
+    _sink,
+    (DDP, FSDP),
+    without=(
+        *_ONCE,
+        *(one.name for one in SCHEDULERS),
+        "ReduceLROnPlateau of a validation",
+        "rates set by hand",
+        "closures",
+    ),
+)
+HABITUAL = (
+    SINKING,
+    Feature(
+        "seeds of each step",
+        "the generators of torch, Python and NumPy are seeded with its number, and drawn from",
+        _seed,
+        (DDP, FSDP),
+        without=("random numbers", "noise of the process"),
+    ),
+    Feature(
+        "hooks of optimizers",
+        "of its `step`, before (changes gradients) and after (counts)",
+        _hook_optimizer,
+        without=("ZeroRedundancyOptimizer",),
+    ),
+)
+INFERENCE = Feature(
+    "inference mode",
+    "a pass in `torch.inference_mode()` after each epoch",
+    _prepare(_INFER, epoch="infer()"),
+    (DDP, VIRTUAL),
+)
+TOGETHER = (
+    Feature("collectives that are waited for later", "`async_op=True`", _inside(_LATER_WAIT)),
+    Feature(
+        "objects of an evaluation",
+        "`all_gather_object` after each epoch",
+        lambda lines: lines.epoch.append(_JUDGED),
+    ),
+)
+ALONE = (
+    Feature(
+        "handlers that exit",
+        "`sys.exit(0)` at SIGTERM",
+        _prepare("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"),
+        without=("signal handlers",),
+    ),
+    Feature("a thread that talks", "to standard output and a log, all the time", _prepare(_CHATTER)),
+)
+EVERYDAY = (SCALER_OFF, OFFLOADED, *HABITUAL, INFERENCE, *TOGETHER, *ALONE)
+MODELS_SAVED = Feature(
+    "whole models",
+    "`torch.save` of the model itself",
+    _checkpoint("models"),
+    (DDP, VIRTUAL),
+    without=(  # what Python or torch cannot pickle
+        "hooks",
+        "hooks of backward passes",
+        "weight norm",
+        "spectral norm",
+        "adapters of low rank",
+        "compiled model",
+    ),
+)
+LENIENT = Feature(
+    "lenient loading", "`load_state_dict(strict=False)`, with a key too many", _checkpoint("lenient"), (DDP, VIRTUAL)
+)
+
 GROUPS = {
     "parameters and buffers": MODELS,
-    "layers": (*LAYERS, FOLLOWER, LATER, QUEUE, *REPOSITORIES[-2:]),
+    "layers": (*LAYERS, FOLLOWER, LATER, QUEUE, *REPOSITORIES[-2:], OFFLOADED),
     "optimizers": (*OPTIMIZERS, TWO, GROUPED, ADDED, ZERO),
     "schedulers": (*SCHEDULERS, VALIDATED),
-    "around the step": AROUND,
-    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES, *REPOSITORIES[:-2]),
-    "data": (*DATA, *LOADERS, *SOURCES, STREAM, STATEFUL, DIVIDED),
+    "around the step": (*AROUND, SCALER_OFF),
+    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES, *REPOSITORIES[:-2], *HABITUAL),
+    "data": (*DATA, *LOADERS, *SOURCES, STREAM, STATEFUL, DIVIDED, INFERENCE),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
-    "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC),
+    "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC, MODELS_SAVED, LENIENT),
     "habits": HABITS,
-    "between ranks": (*MESSAGES, HOOKED, BY_HAND, JOIN),
-    "in a process": (*PROCESS, *TRAITS, AGAIN),
+    "between ranks": (*MESSAGES, HOOKED, BY_HAND, JOIN, *TOGETHER),
+    "in a process": (*PROCESS, *TRAITS, AGAIN, *ALONE),
 }
 FEATURES = tuple(one for group in GROUPS.values() for one in group)
 _ENGINES = {DDP: "DDP", VIRTUAL: "virtual ranks", FSDP: "FSDP2"}

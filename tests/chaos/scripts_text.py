@@ -498,6 +498,18 @@ def write(state, path):
 
 """ + _PLAIN.replace("torch.load(path, weights_only=False)", "read(path)").replace("torch.save(", "write(")
 
+_MODELS = _PLAIN.replace('net.load_state_dict(state["net"])', 'net.load_state_dict(state["net"].state_dict())').replace(
+    '{{"step": step, **collect()}}',
+    '{{"step": step, **collect(), "net": net if isinstance(model, DistributedDataParallel) else model}}',
+)
+
+_LENIENT = _PLAIN.replace(
+    'net.load_state_dict(state["net"])',
+    """given = {{**state["net"], "of_another_version": torch.zeros(1)}}
+    left = net.load_state_dict(given, strict=False)
+    assert left.unexpected_keys == ["of_another_version"] and not left.missing_keys""",
+)
+
 _ASYNC = "pending.clear()\nbeside = dist.new_group(backend='gloo')\n\n" + _DCP.replace(
     "    dcp.save(state, checkpoint_id=folder)\n",
     """\
@@ -524,6 +536,8 @@ _CHECKPOINTS = {
     "newest": _NEWEST,
     "linked": _LINKED,
     "arrays": _ARRAYS,
+    "models": _MODELS,
+    "lenient": _LENIENT,
     "dcp": _DCP,
     "async": _ASYNC,
 }
@@ -640,6 +654,13 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
         pick((features.DIVIDED,), 1, 1)
     if chance.random() > 0.9:
         pick((features.JOIN,), 1, 1)
+    pick(features.EVERYDAY, 3)
+    saved = chance.choice((features.MODELS_SAVED, features.LENIENT, None))
+    if saved is not None and fits(saved):
+        files = (features.NEWEST, features.LINKED, features.ARRAYS)
+        chosen = [saved if one.name == "torch.save" or one in files else one for one in chosen]
+    if chance.random() < 0.1 and engine != VIRTUAL:
+        chosen = favour(features.SINKING, chosen)
     return chosen
 
 
@@ -694,7 +715,7 @@ def _write_common(lines: Lines, every: int, steps: int) -> str:
         steps=steps,
         every=every,
         pause=PAUSE,
-        spikes=lines.scaler,
+        spikes=lines.spikes,
         inputs=_block(lines.inputs, 1),
         losses=_block([*(["time.sleep(PAUSE)"] if lines.slow else []), *lines.losses], 1),
         layers=_block(lines.layers, 2),
