@@ -1,4 +1,7 @@
-"""A session whose optimizer gets a closure, which drops the last gradients before it computes new ones."""
+"""A session whose optimizer gets a closure, which drops the last gradients before it computes new ones.
+
+With `DIES` the model has a frozen layer, too, and rank 1 dies in a closure.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ JOINED, LAST = 4, 9
 torch.set_num_threads(1)
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 2)
+if "DIES" in os.environ:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4).requires_grad_(False), model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model=model, optimizer=optimizer, backend=fake_nccl.choose())
 folder = Path(os.environ["OUT"])
@@ -27,6 +32,8 @@ def closure() -> torch.Tensor:
     if "SKIPS" in os.environ and session.rank == 1 and session.committed == JOINED:
         return torch.zeros(())
     loss = session.model(torch.full((2, 4), 0.1 * session.committed)).square().mean()
+    if "DIES" in os.environ and session.rank == 1 and session.committed == JOINED:
+        os._exit(9)
     session.backward(loss)
     assert isinstance(loss, torch.Tensor)
     return loss
@@ -35,6 +42,7 @@ def closure() -> torch.Tensor:
 while session.committed < LAST:
     while (
         "SKIPS" not in os.environ
+        and "DIES" not in os.environ
         and session.committed == JOINED
         and session.generation == 1
         and not Path(folder, "told").exists()
@@ -42,7 +50,7 @@ while session.committed < LAST:
         time.sleep(0.01)
     with session.step():
         optimizer.step(closure)
-    row = {"step": session.committed, "world": session.world_size, "weight": model.weight.sum().item()}
+    row = {"step": session.committed, "world": session.world_size, "weight": list(model.parameters())[-2].sum().item()}
     with Path(folder, f"{os.getpid()}.jsonl").open("a") as lines:
         lines.write(json.dumps(row) + "\n")
 session.close()

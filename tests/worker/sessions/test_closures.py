@@ -35,3 +35,14 @@ def test_a_rank_whose_closure_makes_no_gradients_is_told(tmp_path: Path) -> None
     assert "interrupted while it applied a step" not in agent.log
     assert len({(row["step"], row["weight"]) for row in agent.rows}) == 10, "the ranks had the same weights"
     assert {row["world"] for row in agent.rows if row["step"] > 4} == {1}
+
+
+@pytest.mark.usefixtures("backend_if_long")
+def test_a_loss_in_a_closure_costs_no_memory_of_a_model_with_frozen_parameters(tmp_path: Path) -> None:
+    """They are put back with the others, and so they seem to have changed."""
+    with FakeAgent(PROGRAMS / "closure_program.py", tmp_path, DIES="yes") as agent:
+        agent.start(2)
+        agent.run()
+    assert "interrupted while it applied a step" not in agent.log
+    assert sorted(agent.ended) == [0, 9]
+    assert [row["step"] for row in agent.rows if row["world"] == 1] == [4, *range(5, 10)]
