@@ -116,10 +116,15 @@ class Early:
         if self._begun >= _MANY:
             self._begun, self._is_known, self._has_passed = 0, False, False
 
-    def take_back(self) -> bool:
-        """The step is broken. Whether all is as it was before."""
+    def break_off(self) -> None:
+        """The step is broken. What is put back from here on has not changed early."""
         if self._is_open:
             self._find()
+        self._is_open = False
+
+    def take_back(self) -> bool:
+        """Put back what has changed early in a broken step. Whether all is as it was before."""
+        self.break_off()
         is_whole = not self._is_torn
         with torch.no_grad():
             for place, tensor, before in self._copies:

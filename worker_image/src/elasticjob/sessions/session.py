@@ -687,6 +687,7 @@ class Session:
             if not (self._trail.take_back() and is_known):
                 self._memory.note_torn()
         self._trail.forget()
+        self._early.break_off()
         self._memory.take_back(self.generation, self.ends_step, was_ready, was_skipped, was_trailed)
         if self.committed > before:
             self._early.forget()
