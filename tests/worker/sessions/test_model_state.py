@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -119,6 +120,19 @@ def test_a_ddp_that_is_let_go_of_hears_of_no_later_pass(mode: str) -> None:
         dist.destroy_process_group()
     module(torch.ones(1, 2)).sum().backward()
     assert module.weight.grad is not None and module.weight.grad.tolist() == [[2, 2]]
+
+
+def test_a_ddp_that_is_kept_keeps_nothing_of_its_world() -> None:
+    """Whoever keeps it, such as an exception with its frames, would keep a buffer of all gradients and a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        kept = ddp.make_ddp(torch.nn.Linear(2, 1), None, sync=False)
+        kept(torch.ones(1, 2)).sum().backward()
+        held = [weakref.ref(one) for one in (kept.reducer, kept.process_group)]
+        ddp.release(kept)
+    finally:
+        dist.destroy_process_group()
+    assert [one() for one in held] == [None, None]
 
 
 @pytest.mark.parametrize(("reduces", "words"), [(True, "outside of on_world"), (False, "virtual ranks")])
