@@ -18,13 +18,14 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scripts" / "session_cost.py
     ("kind", "more"),
     [
         ("ddp", ("--lost-every=3",)),
-        ("ddp", ("--lost-every=0", "--nccl")),
+        ("ddp", ("--lost-every=3", "--nccl")),
+        pytest.param("ddp", ("--lost-every=0", "--nccl"), marks=LONG),
         pytest.param("hsdp", ("--lost-every=3",), marks=LONG),
         pytest.param("hsdp", ("--lost-every=0", "--nccl"), marks=LONG),
     ],
 )
 def test_changes_of_the_world_leave_no_threads_and_no_files_behind(kind: str, more: tuple[str, ...]) -> None:
-    """Two in three are announced, and the others losses; over the model of NCCL all are announced."""
+    """Of the changes all are announced, or two in three, and the others are losses."""
     arguments = ("regroups", f"--kind={kind}", "--regroups=20", "--look-every=10", *more)
     done = run_alone(SCRIPT, *arguments, timeout=280)
     looks = [json.loads(line) for line in done.stdout.splitlines()]

@@ -31,15 +31,18 @@ def make_ddp(
 
 
 def release(model: DistributedDataParallel) -> None:
-    """Take the hooks of this DDP from the parameters of its module.
+    """Take the hooks of this DDP from the parameters of its module, and what belongs to its world from itself.
 
     Its destructor does that too, but whoever keeps it would keep them: an exception with its frames, or a hook that
-    notes the modules that ran. After a backward pass that a loss has ended they reduce the gradients of later passes.
+    notes the modules that ran. After a backward pass that a loss has ended the hooks reduce the gradients of later
+    passes; the reducer has a buffer as large as all gradients, and holds the group.
     """
     if RELEASE.holds():
         model._remove_autograd_hooks()  # type: ignore[no-untyped-call]
     for one in getattr(model, "_accum_grad_hooks", ()):  # of torch's reducer in Python, for compiled autograd
         one.remove()
+    for name in ("logger", "reducer", "process_group"):
+        vars(model).pop(name, None)
 
 
 def is_known_hook_state(state: Any) -> bool:
