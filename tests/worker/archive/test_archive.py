@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -324,6 +325,18 @@ def test_a_missing_secret_is_told_and_stops_nothing(gang: Gang) -> None:
     (pod.path / "a.pt").write_bytes(b"1")
     gang.await_kept(pod, 1, copies=0)
     assert job.saves() == []
+
+
+def test_a_world_that_has_saved_nothing_changes_without_an_answer_of_the_store(gang: Gang) -> None:
+    """A second pod comes a moment after the first. Whoever knows of no world before may be after one that has saved."""
+    settings = env.Archive("s3://bucket/job", "a", credentials=gang.folder / "no-secret")
+    first, second, later = (gang.pod(archive=settings) for _ in range(3))
+    assert gang.enter(first) == [True]
+    assert gang.enter(first, second) == [True, True]
+    lose(second)
+    for pod in (first, later):
+        ends = time.monotonic() + 1
+        assert gang.enter(pod, interrupted=lambda: time.monotonic() > ends) == [False]  # noqa: B023 # ends with it
 
 
 def test_a_save_that_nobody_could_read_is_not_written(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
