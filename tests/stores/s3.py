@@ -107,7 +107,7 @@ def test_a_folder_of_another_team_to_begin_from_is_refused_with_the_field_and_wh
 
     def find(origin: str) -> tuple[str, str]:
         with pytest.raises(EnoughError):
-            Restorer(make_url(), secret, (origin, None), tell).find(1, lambda: None, is_needed=True)
+            Restorer(make_url(), secret, (origin, None), tell).find(lambda: None, is_needed=True)
         return told.pop()
 
     origin = f"s3://{BUCKET}/training/team-b/digits/uid"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from elasticjob.peers import choice, watch
 from elasticjob.peers.choice import Holding, Peer
+from elasticjob.peers.entering import Joined, is_nothing_saved, parse_joined
+from elasticjob.peers.records import Report
 from elasticjob.peers.watch import QUIET, Stat, Watch
 
 
@@ -141,3 +145,32 @@ def test_a_file_that_rests_while_it_is_open_is_of_the_same_save() -> None:
     assert seen.find_unready(4.5) == frozenset()
     seen = seen.look(4.5, {**files, "b": Stat(2, 2, 2)}).look(9.0, {**files, "b": Stat(3, 3, 2)})
     assert seen.find_unready(9.0) == {"b"}, "the next save"
+
+
+NOTHING: tuple[Holding, ...] = ()
+SOME = (Holding("a", (1, 1), 1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param([(NOTHING, (1, 1), False), (NOTHING, (0, 0), True)], True, id="a pod comes soon"),
+        pytest.param([(NOTHING, (3, 2), False), (NOTHING, (3, 2), False)], True, id="the same pods again"),
+        pytest.param([(NOTHING, (3, 2), False), (NOTHING, (2, 2), True)], False, id="one of them has missed a world"),
+        pytest.param([(NOTHING, (1, 2), False), (NOTHING, (0, 0), True)], False, id="one of them is lost"),
+        pytest.param([(NOTHING, (1, 2), False), (NOTHING, (1, 2), True)], False, id="one of them has heard of a save"),
+        pytest.param([(NOTHING, (1, 1), False), (SOME, (0, 0), True)], False, id="a pod that comes has copies"),
+        pytest.param([(NOTHING, (0, 0), True)], False, id="only new pods"),
+    ],
+)
+def test_who_knows_that_nothing_was_saved(
+    pods: list[tuple[tuple[Holding, ...], tuple[int, int], bool]], expected: bool
+) -> None:
+    said = [parse_joined(Joined(held, Report(), last, True, saved).dump()) for held, last, saved in pods]
+    assert is_nothing_saved(said) is expected
+
+
+def test_an_older_runtime_does_not_say_whether_it_has_saved() -> None:
+    said = json.loads(Joined(NOTHING, Report(), (1, 1), True, False).dump())
+    del said["saved"]
+    assert parse_joined(json.dumps(said).encode()).has_saved

@@ -89,8 +89,10 @@ class Archive:
 
     # Restoring, in the thread that enters a world.
 
-    def find(self, generation: int, pause: Pause, *, is_needed: bool, lost: Collection[str] = ()) -> Sequence[Saved]:
-        return self._restorer.find(generation, pause, is_needed=is_needed, lost=lost)
+    def find(
+        self, pause: Pause, *, is_needed: bool, is_fresh: bool = False, lost: Collection[str] = ()
+    ) -> Sequence[Saved]:
+        return self._restorer.find(pause, is_needed=is_needed, is_fresh=is_fresh, lost=lost)
 
     def open(self, saved: Mapping[str, Any], place: tuple[int, int], pause: Pause) -> Reader | None:
         return self._restorer.open(saved, place, pause)

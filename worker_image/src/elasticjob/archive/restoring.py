@@ -41,11 +41,13 @@ class Restorer:
     def __init__(self, url: str, credentials: Path | None, origin: tuple[str, int | None] | None, tell: Tell) -> None:
         self._url, self._credentials, self._origin, self._tell = url, credentials, origin, tell
 
-    def find(self, generation: int, pause: Pause, *, is_needed: bool, lost: Collection[str] = ()) -> Sequence[Saved]:
+    def find(
+        self, pause: Pause, *, is_needed: bool, is_fresh: bool = False, lost: Collection[str] = ()
+    ) -> Sequence[Saved]:
         """See `LastTier`. Without anything else to begin from, the store is awaited: a job that began anew would lose
-        all that it has there. Only one that never had a world before goes on without an answer.
+        all that it has there. Only one that has saved nothing goes on without an answer.
         """
-        is_fresh = generation <= 1 and self._origin is None
+        is_fresh = is_fresh and self._origin is None
         deadline = time.monotonic() + _GLANCE if is_fresh or not is_needed else None
         wait = 0.5
         while True:

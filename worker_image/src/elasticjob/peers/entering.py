@@ -19,8 +19,8 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from elasticjob.peers import choice, records
@@ -93,10 +93,11 @@ class Joined:
     report: Report
     last: tuple[int, int]  # generation and size of the last world that it was in
     has_last_tier: bool = False
+    has_saved: bool = True  # that world, or one before it; a pod that was in none does not know
 
     def dump(self) -> bytes:
         holdings = [one.dump() for one in self.holdings]
-        said = {"holdings": holdings, "last": self.last, "archive": self.has_last_tier}
+        said = {"holdings": holdings, "last": self.last, "archive": self.has_last_tier, "saved": self.has_saved}
         return json.dumps(said).encode()[:-1] + b', "report": ' + self.report.dump() + b"}"
 
 
@@ -105,7 +106,15 @@ def parse_joined(body: bytes) -> Joined:
     said = json.loads(body)
     generation, size = map(int, said["last"])
     holdings = [choice.parse_holding(one) for one in said["holdings"]]
-    return Joined(holdings, records.read_report(said["report"]), (generation, size), said.get("archive") is True)
+    archive, saved = said.get("archive") is True, said.get("saved") is not False
+    return Joined(holdings, records.read_report(said["report"]), (generation, size), archive, saved)
+
+
+def is_nothing_saved(joined: Collection[Joined]) -> bool:
+    """Whether the pods know that the job has never saved anything: all of its last world are there, and say so."""
+    last = max(said.last for said in joined)
+    all_there = last > (0, 0) and choice.are_all_there([said.last for said in joined])
+    return all_there and not any(said.holdings or (said.last == last and said.has_saved) for said in joined)
 
 
 class Gathering:
@@ -169,8 +178,11 @@ class Entry:
         self._is_full = False  # there is no room for copies of it
         self._unfit_elsewhere = ""  # at rank 0: why some pod cannot have a record that is whole
 
-    def run(self, report: Report, last: tuple[int, int]) -> Found | None:
-        """`last`: generation and size of the world before. None if the world is over. Raises PeerError or OSError."""
+    def run(self, report: Report, last: tuple[int, int], *, has_saved: bool = True) -> Found | None:
+        """None if the world is over. Raises PeerError or OSError.
+
+        `last`: generation and size of the world before. `has_saved`: the job, as far as this pod knows.
+        """
         place = self._place
         try:
             self._set(f"peer/{place.rank}", [list(self._where), list(self._records)])
@@ -181,16 +193,17 @@ class Entry:
             connections = Peers(place.rank, peers, self._key, _UNLIMITED)
             try:
                 self._get_records(connections, [names for _, names in met])
-                return self._agree(connections, report, last, peers)
+                joined = Joined((), report, last, self._last_tier is not None, has_saved)
+                return self._agree(connections, joined, peers)
             finally:
                 connections.close()
         except InterruptedEntryError:
             return None
 
-    def _agree(self, peers: Peers, report: Report, last: tuple[int, int], where: tuple[Peer, ...]) -> Found:
+    def _agree(self, peers: Peers, joined: Joined, where: tuple[Peer, ...]) -> Found:
         rank, size = self._place.rank, self._place.size
         holdings = [self._directory.find_holding(record) for record in self._records.values()]
-        joined = Joined(holdings, report, last, self._last_tier is not None)
+        joined = replace(joined, holdings=holdings)
         if rank == 0:
             self._gathering.add(0, joined)
             chosen = self._gather(peers)
@@ -237,7 +250,8 @@ class Entry:
         files, shared = records.combine(before, [reports[rank] for rank in sorted(reports)], all_there=all_there)
         is_new = bool(files) and (before is None or files != before.files)
         is_needed = newest is None and not is_new
-        self._saves = self._find_saves(is_needed=is_needed, all_there=all_there)
+        is_fresh = self._place.generation <= 1 or is_nothing_saved(joined.values())
+        self._saves = self._find_saves(is_needed=is_needed, is_fresh=is_fresh, all_there=all_there)
         if self._saves and not all(said.has_last_tier for said in joined.values()):
             if is_needed:
                 raise PeerError(
@@ -256,12 +270,14 @@ class Entry:
         self._records[fresh.name] = fresh
         return choice.add_fresh(holdings, before, fresh, reports)
 
-    def _find_saves(self, *, is_needed: bool, all_there: bool, lost: frozenset[str] = frozenset()) -> dict[str, Saved]:
+    def _find_saves(
+        self, *, is_needed: bool, all_there: bool, is_fresh: bool = False, lost: frozenset[str] = frozenset()
+    ) -> dict[str, Saved]:
         """What the last tier has, if the pods have nothing whole, or a lost one may have had something newer."""
         if self._last_tier is None or (all_there and not is_needed):
             return {}
         saves: dict[str, Saved] = {}
-        for one in self._last_tier.find(self._place.generation, self._pause, is_needed=is_needed, lost=lost):
+        for one in self._last_tier.find(self._pause, is_needed=is_needed, is_fresh=is_fresh, lost=lost):
             saves.setdefault(one.record.name, one)
         return saves
 

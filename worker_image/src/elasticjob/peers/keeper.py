@@ -164,7 +164,8 @@ class Keeper:
                 self.directory, store, place, self._key, where, self._gathering, interrupted, restores_from
             )
             try:
-                found = entry.run(report, self._last)
+                has_saved = self.record is not None or self._last == (0, 0)
+                found = entry.run(report, self._last, has_saved=has_saved)
             finally:
                 if entry.unfit:
                     self._note_unfit("restored", entry.unfit)

@@ -60,10 +60,13 @@ class Members:
 class LastTier(Protocol):
     """The store."""
 
-    def find(self, generation: int, pause: Pause, *, is_needed: bool, lost: Collection[str] = ()) -> Sequence[Saved]:
+    def find(
+        self, pause: Pause, *, is_needed: bool, is_fresh: bool = False, lost: Collection[str] = ()
+    ) -> Sequence[Saved]:
         """The newest saves of this job, newest first; of another job, where this one is to begin from that.
 
         `is_needed`: nothing else has a checkpoint, so an answer is awaited. Else none is as good as no save.
+        `is_fresh`: this job can have saved nothing, so that an answer is awaited only where it begins from another.
         `lost`: names of records that could not be restored.
         """
 
