@@ -116,7 +116,8 @@ class Cache:
         """The job that was just entered as this, with all of its status; None if it has changed since."""
         metadata = raw["metadata"]
         known = self.jobs.get((metadata["namespace"], metadata["name"]))
-        if known is None or known[0].uid != metadata["uid"] or known[1] != str(metadata.get("resourceVersion", "")):
+        is_same = known is not None and (known[0].uid, known[1]) == (metadata["uid"], str(metadata["resourceVersion"]))
+        if known is None or not is_same or "status" not in raw:  # of an object of too many values, there is none
             return None
         said, key = reading.read_status(raw.get("status")), known[0].key
         whole = replace(known[0], status=said.status, status_raw=said.raw, is_short=False), known[1]

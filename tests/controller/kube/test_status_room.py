@@ -263,6 +263,17 @@ def test_the_room_of_a_job_that_goes_is_free_again(goes: str) -> None:
     assert count(cache) == most
 
 
+def test_a_job_that_is_read_without_its_status_is_not_taken_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one is that has too many values: its status would be written anew, as that of a job that never ran."""
+    monkeypatch.setattr(status_room, "MOST_KEPT_BYTES", 0)
+    cache = Cache(lambda key: None)
+    raw = make_job(0)
+    cache.put_job(raw)
+    assert cache.jobs[KEY][0].is_short
+    assert cache.complete(raw) is not None
+    assert cache.complete({name: value for name, value in raw.items() if name != "status"}) is None
+
+
 def test_a_job_of_many_members_is_kept_short_at_once() -> None:
     """It takes 10 MB, and to measure that takes long."""
     raw = make_job(0)
