@@ -174,6 +174,16 @@ def test_a_script_that_reports_no_steps_is_on_trial_for_a_while(age: float) -> N
     assert age == 600 or (made.wake_at is not None and made.wake_at <= NOW + 600)
 
 
+@pytest.mark.parametrize("age", [3590, 3600])
+def test_code_that_reports_no_more_steps_is_on_trial_for_an_hour(age: float) -> None:
+    """The code before it did, so this one may be about to: its first step may take that long."""
+    world = make_world(1, (0, 1), revision=2, formed_time=format_time(NOW - age))
+    progress = api.ProgressStatus(step=812, last_update_time=format_time(NOW - 4000))
+    made = look(agents((NEW,), (NEW,)), TRIAL, asked=ASKED, world=world, progress=progress)
+    assert made.status.code is not None and made.status.code.proven is (age == 3600)
+    assert age == 3600 or (made.wake_at is not None and made.wake_at <= NOW + 10)
+
+
 def test_one_that_fails_on_trial_makes_way_for_the_one_before_and_costs_nothing() -> None:
     made = look(agents((OLD, NEW), (OLD, NEW), phase="ready", **BROKEN), TRIAL, asked=ASKED)
     code = made.status.code
