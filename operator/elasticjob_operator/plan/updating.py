@@ -20,6 +20,7 @@ from elasticjob_operator.times import format_time, parse_time
 CONDITION: Final = "CodeUpdated"
 UPDATED, STARTING, AWAITED, WENT_BACK = "CodeUpdated", "CodeStarting", "CodeAwaited", "CodeWentBack"
 TRIAL_SECONDS: Final = 600.0  # of a world, for a script that reports no steps
+SILENT_SECONDS: Final = 3600.0  # ... where the code before has reported some: the first one may be long in coming
 _MOST_TEXT: Final = 1024
 
 
@@ -85,21 +86,23 @@ def _prove(seen: Seen, status: api.Status) -> api.CodeStatus:
     code, world = status.code or api.CodeStatus(), status.rendezvous
     if code.proven or (world.revision or 0) != code.revision or not world.world_size:
         return code
-    formed = parse_time(world.formed_time)
-    stepless = status.progress is None and seen.step is None
-    is_old = stepless and formed is not None and seen.now >= formed + TRIAL_SECONDS
+    end = _find_end(status)
+    is_old = end is not None and seen.now >= end
     if seen.step_of(world.generation) is None and not is_old:
         return code
     return code.model_copy(update={"proven": True})
 
 
+def _find_end(status: api.Status) -> float | None:
+    """When a world has run for long enough without a step; None if none was formed."""
+    formed = parse_time(status.rendezvous.formed_time)
+    return None if formed is None else formed + (TRIAL_SECONDS if status.progress is None else SILENT_SECONDS)
+
+
 def due_at(status: api.Status, now: float) -> float | None:
     """When a revision on trial, of a script that reports no steps, has run for long enough."""
-    code, formed = status.code, parse_time(status.rendezvous.formed_time)
-    if code is None or code.proven or formed is None or status.progress is not None:
-        return None
-    at = formed + TRIAL_SECONDS
-    return at if at > now else None
+    at = None if status.code is None or status.code.proven else _find_end(status)
+    return at if at is not None and at > now else None
 
 
 def is_on_trial(status: api.Status) -> bool:
