@@ -123,6 +123,18 @@ async def test_progress_wakes_are_throttled_and_the_last_one_is_not_lost() -> No
         assert progress is not None and progress.step == 49
 
 
+async def test_the_first_progress_of_a_world_wakes_its_job_at_once() -> None:
+    """By it, the world trains again: until then the job loses time, and new code is on trial."""
+    async with running_hub(replace(FAST, progress_wake_seconds=3600.0)) as running, seated(running) as client:
+        await client.say(wire.Progress(generation=1, step=1))
+        await eventually(lambda: running.hub.agents(JOB)[UID].progress is not None)
+        before = len(running.woken)
+        for step in (2, 3):
+            await client.say(wire.Progress(generation=2, step=step))
+        await eventually(lambda: running.hub.agents(JOB)[UID].progress == wire.Progress(generation=2, step=3))
+        assert len(running.woken) == before + 1
+
+
 @pytest.mark.parametrize("again", ["a-1", "a-2"], ids=["the same process", "another process"])
 async def test_a_new_connection_of_the_pod_takes_over(again: str) -> None:
     """Only another process is told to give up: one that reconnects may still read its old socket."""

@@ -19,6 +19,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
+from elasticjob.agent import hub_client
 from elasticjob.agent.events import HubView
 from elasticjob.agent.hub_client import Hub
 from elasticjob.env import Settings
@@ -215,6 +216,36 @@ def test_what_is_refused_again_and_again_is_not_said_any_more(tmp_path: Path) ->
         ended.set()
     assert fatal is None
     assert received == ["hello", "progress", "hello", "progress", "hello"]
+
+
+def test_the_first_progress_of_a_world_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one of the world before was told a moment ago: until this one, nobody knows that the job trains."""
+    monkeypatch.setattr(hub_client, "PROGRESS_SECONDS", 3600.0)
+    received: list[dict[str, Any]] = []
+    told = threading.Semaphore(0)
+
+    async def meet(server: ServerConnection) -> None:
+        async for text in server:
+            message = json.loads(text)
+            if message["type"] == "hello":
+                welcome = {"heartbeatSeconds": 5, "timeoutSeconds": 60}
+                await server.send(json.dumps({"v": 1, "type": "welcome", **welcome}))
+            else:
+                received.append(message)
+                told.release()
+
+    async def run() -> None:
+        async with hub_at(tmp_path, meet) as hub:
+            for progress in (wire.Progress(1, step=1), wire.Progress(2, step=1)):
+                hub.report(progress)
+                assert await asyncio.to_thread(told.acquire, timeout=30)
+            hub.report(wire.Progress(2, step=2))  # it waits, until something else is told
+            hub.publish(wire.AgentState(step=2))
+            assert await asyncio.to_thread(hub.flush, 30)
+            await asyncio.to_thread(hub.close)
+
+    asyncio.run(run())
+    assert [message.get("step") for message in received[:2]] == [1, 1]
 
 
 def test_the_last_progress_is_told_before_the_end(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ _TIMEOUT = asyncio.TimeoutError  # Python 3.10 has one of its own
 _REFUSED_FOR_GOOD = 3.0
 _UNKNOWN_FOR_GOOD = 60.0
 _MALFORMED = "malformed"  # the code of a refusal
+PROGRESS_SECONDS = 1.0  # between two messages of it
 _STRIKES = 2  # refusals of a kind of message after which it is not sent any more
 _GOOD_CONNECTION = 1.0  # seconds after which a lost connection does not count as a failed attempt
 
@@ -297,7 +298,7 @@ class Hub:
                     self._progress = None
             if progress is not None and self._may_say("progress"):
                 await socket.send(wire.progress(progress))
-                next_progress = now + 1.0
+                next_progress = now + PROGRESS_SECONDS
             if changed:
                 await socket.send(wire.state(state))
                 with self._changed:
