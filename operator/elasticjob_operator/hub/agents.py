@@ -68,6 +68,7 @@ class JobAgents:
         self.encoder = frames.DirectiveEncoder()
         self.progress_waits = False  # progress arrived that the job has not been woken for
         self._progress_woken = float("-inf")
+        self._progress_generation = 0  # of the newest world of which there was any
         self._asked = float("-inf")
         self._settings = settings
         self._notes = ratelimit.Bucket(_JOB_NOTES * settings.note_kib_burst, now)
@@ -159,9 +160,13 @@ class JobAgents:
         """Whether some agents are in a world, which would have to stop for a joiner."""
         return self._tally["training"] > 0
 
-    def is_progress_due(self, now: float) -> bool:
-        """Whether progress may wake the job now; if not, it waits for the next call."""
-        self.progress_waits = now - self._progress_woken < self._settings.progress_wake_seconds
+    def is_progress_due(self, now: float, generation: int = 0) -> bool:
+        """Whether progress may wake the job now; if not, it waits for the next call. The first of a world may: by it,
+        the job trains again.
+        """
+        is_first = generation > self._progress_generation
+        self._progress_generation = max(generation, self._progress_generation)
+        self.progress_waits = not is_first and now - self._progress_woken < self._settings.progress_wake_seconds
         if not self.progress_waits:
             self._progress_woken = now
         return not self.progress_waits

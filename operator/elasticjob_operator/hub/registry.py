@@ -197,7 +197,7 @@ class AgentRegistry:
             if not self._may_keep(entry, "progress", size):
                 return connection.CROWDED
             job.set_progress(entry, message, self._clock())
-            self._wake_for_progress(job)
+            self._wake_for_progress(job, 0 if message.step is None else message.generation)
         elif isinstance(message, wire.Diagnosis):
             kind, said = text.clean(message.kind), text.clean_block(message.text)
             pod = f"{job.key[0]}/{entry.agent.pod if entry.agent else ''}"
@@ -256,8 +256,8 @@ class AgentRegistry:
             self.arriving.leave(namespace, link.charged - left)
             link.charged = left
 
-    def _wake_for_progress(self, job: JobAgents) -> None:
-        if job.is_progress_due(_now()):
+    def _wake_for_progress(self, job: JobAgents, generation: int = 0) -> None:
+        if job.is_progress_due(_now(), generation):
             self._wake(job.key)
 
     def _ask_quiet(self, job: JobAgents, now: float) -> None:

@@ -92,7 +92,9 @@ class Hub:
         self._wake_loop()
 
     def report(self, progress: wire.Progress) -> None:
-        """Set the latest progress. At most one message a second is sent, but always before a new state."""
+        """Set the latest progress. At most one message a second is sent, but the first of a world at once, and always
+        before a new state.
+        """
         with self._changed:
             self._progress = progress
         self._wake_loop()
@@ -285,7 +287,7 @@ class Hub:
                 self._update_view(directive=message)
 
     async def _send_changes(self, socket: Any) -> None:
-        next_progress = 0.0
+        next_progress, generation = 0.0, 0
         while not self._closing:
             now = time.monotonic()
             with self._changed:
@@ -293,12 +295,14 @@ class Hub:
                 changed = published > self._sent
                 diagnoses, self._diagnoses = self._diagnoses, []
                 # Before a state, which may be the last that the hub hears of this agent, or of these workers.
-                progress = self._progress if changed or now >= next_progress else None
+                waiting = self._progress
+                stepped = waiting.generation if waiting is not None and waiting.step is not None else 0
+                progress = waiting if changed or now >= next_progress or stepped > generation else None
                 if progress is not None:
                     self._progress = None
             if progress is not None and self._may_say("progress"):
                 await socket.send(wire.progress(progress))
-                next_progress = now + PROGRESS_SECONDS
+                next_progress, generation = now + PROGRESS_SECONDS, max(generation, stepped)
             if changed:
                 await socket.send(wire.state(state))
                 with self._changed:
