@@ -275,6 +275,45 @@ async def test_a_revision_takes_the_place_of_an_older_one() -> None:
     assert [request.method for request in cluster.written] == ["POST", "PUT"], "where this code is"
 
 
+@pytest.mark.parametrize(
+    ("code", "revision", "is_refused"),
+    [
+        pytest.param(None, update.Revision(CODE), True, id="as-it-was-submitted"),
+        pytest.param(None, update.Revision(CODE, None, {}), True, id="with-no-variables"),
+        pytest.param(None, update.Revision(CODE, ("--lr", "1")), False, id="other-arguments"),
+        pytest.param(None, update.Revision(CODE, (), {"A": "b"}), False, id="a-variable"),
+        pytest.param(status(2, None), update.Revision(CODE), True, id="back-at-it"),
+        pytest.param(status(1, OLD), update.Revision(CODE), False, id="another-in-force"),
+    ],
+)
+async def test_an_update_that_changes_nothing_ends_no_world(
+    code: api.CodeStatus | None, revision: update.Revision, is_refused: bool
+) -> None:
+    cluster: Any = Cluster(make_job(code), CODE)
+    if is_refused:
+        with pytest.raises(ClientError, match="^train: runs this code already, as "):
+            await update.update(cluster, "train", revision)
+    else:
+        await update.update(cluster, "train", revision)
+    assert cluster.patched == (not is_refused)
+
+
+@pytest.mark.parametrize(("there", "is_refused"), [(OLD, False), ("3" * 64, True)])
+async def test_code_whose_files_have_made_way_is_not_asked_for(there: str, is_refused: bool) -> None:
+    """An update that was taken back before it ran has taken their place. No pod would ever get them."""
+    job = make_job(status(3, NEW, previous=BEFORE), {"revision": 3, "digest": NEW})
+    job.raw["metadata"]["uid"] = "u1"
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "train", "uid": "u1"}
+    cluster: Any = Stored(job, [owner])
+    cluster.there["metadata"]["annotations"] = {names.ANNOTATION_CODE: f"sha256:{there}"}
+    if is_refused:
+        with pytest.raises(ClientError, match=r"^train: the files of revision 2 are gone.*send them again"):
+            await update.undo(cluster, "train")
+    else:
+        await update.undo(cluster, "train")
+    assert cluster.patched == (not is_refused)
+
+
 def test_the_script_that_the_job_runs_must_be_in_the_code() -> None:
     with pytest.raises(ClientError, match=r"train\.py: is what train runs, and is not in the code that is sent"):
         update.check(make_job(), Bundle((File("other.py", b""),)))
