@@ -210,13 +210,16 @@ def with_requirements(text: str | None) -> Bundle:
 async def test_other_packages_are_refused_with_what_to_do(had: str | None, sent: str | None, refused: bool) -> None:
     """Its pods would start without them, and fail where the code needs them."""
     cluster: Any = Cluster(make_job(bundle=with_requirements(had)), with_requirements(had))
-    revision = update.Revision(with_requirements(sent))
+    revision = update.Revision(with_requirements(sent), ("--lr", "1"))
     if refused:
         with pytest.raises(ClientError, match=r"^requirements\.txt: is not what train was submitted with, .*exclude"):
             await update.update(cluster, "train", revision)
     else:
         await update.update(cluster, "train", revision)
     assert cluster.patched == (not refused)
+
+
+OTHER = update.Revision(CODE, ("--lr", "1"))
 
 
 class Stored(Cluster):
@@ -256,7 +259,7 @@ async def test_what_is_somebody_elses_is_not_written_over(owners: list[dict[str,
     job.raw["metadata"]["uid"] = "u1"
     cluster: Any = Stored(job, owners)
     with pytest.raises(ClientError, match=r"^configmap train-update-a: is not one of train"):
-        await update.update(cluster, "train", update.Revision(CODE))
+        await update.update(cluster, "train", OTHER)
     assert not cluster.written
     assert not cluster.patched
 
@@ -267,11 +270,11 @@ async def test_a_revision_takes_the_place_of_an_older_one() -> None:
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "train", "uid": "u1"}
     cluster: Any = Stored(job, [owner])
     cluster.there["metadata"]["name"] = names.update_config_map_name("train", "b")
-    await update.update(cluster, "train", update.Revision(CODE))
+    await update.update(cluster, "train", OTHER)
     assert [request.method for request in cluster.written] == ["POST"], "where nothing is"
     cluster.there["metadata"]["name"] = names.update_config_map_name("train", "a")
-    cluster.there["metadata"]["annotations"] = {names.ANNOTATION_CODE: f"sha256:{update.Revision(CODE).digest}"}
-    await update.update(cluster, "train", update.Revision(CODE))
+    cluster.there["metadata"]["annotations"] = {names.ANNOTATION_CODE: f"sha256:{OTHER.digest}"}
+    await update.update(cluster, "train", OTHER)
     assert [request.method for request in cluster.written] == ["POST", "PUT"], "where this code is"
 
 
@@ -284,6 +287,7 @@ async def test_a_revision_takes_the_place_of_an_older_one() -> None:
         pytest.param(None, update.Revision(CODE, (), {"A": "b"}), False, id="a-variable"),
         pytest.param(status(2, None), update.Revision(CODE), True, id="back-at-it"),
         pytest.param(status(1, OLD), update.Revision(CODE), False, id="another-in-force"),
+        pytest.param(status(1, OTHER.digest), OTHER, True, id="the-same-in-force"),
     ],
 )
 async def test_an_update_that_changes_nothing_ends_no_world(
@@ -291,11 +295,17 @@ async def test_an_update_that_changes_nothing_ends_no_world(
 ) -> None:
     cluster: Any = Cluster(make_job(code), CODE)
     if is_refused:
-        with pytest.raises(ClientError, match="^train: runs this code already, as "):
+        with pytest.raises(ClientError, match=r"^train: runs this code already, as "):
             await update.update(cluster, "train", revision)
     else:
         await update.update(cluster, "train", revision)
     assert cluster.patched == (not is_refused)
+
+
+async def test_the_code_in_force_may_be_sent_in_place_of_what_is_on_its_way() -> None:
+    cluster: Any = Cluster(make_job(None, {"revision": 1, "digest": NEW}), CODE)
+    await update.update(cluster, "train", update.Revision(CODE))
+    assert cluster.patched
 
 
 @pytest.mark.parametrize(("there", "is_refused"), [(OLD, False), ("3" * 64, True)])

@@ -93,13 +93,19 @@ def next_number(job: Job) -> int:
 
 def find_undone(job: Job) -> dict[str, Any] | None:
     """The value of spec.code that takes the last update back. Raises InvalidError if there is none."""
-    code, spec = job.status.code or api.CodeStatus(), job.spec
-    if spec is not None and spec.code is not None and spec.code.revision > code.newest:  # it is not in force yet
+    code = job.status.code or api.CodeStatus()
+    if _is_awaited(job):
         return {"revision": code.revision, "digest": code.digest} if code.revision else None
     if code.previous is None:
         why = f": revision {code.failed.revision} has been taken back already" if code.failed else ""
         raise InvalidError(f"{job.name}: has no revision to go back to{why}")
     return {"revision": next_number(job), "digest": code.previous.digest}
+
+
+def _is_awaited(job: Job) -> bool:
+    """Whether the revision that the job is asked to run is not in force yet."""
+    code, spec = job.status.code or api.CodeStatus(), job.spec
+    return spec is not None and spec.code is not None and spec.code.revision > code.newest
 
 
 async def update(client: Client, name: str, revision: Revision) -> Job:
@@ -112,8 +118,9 @@ async def update(client: Client, name: str, revision: Revision) -> Job:
         raise InvalidError(
             f"{name}: revision {code.revision} has made no step yet: wait until it has, or take it back (--undo)"
         )
-    if code is not None and code.digest == revision.digest:
-        raise InvalidError(f"{name}: runs this code already, as revision {code.revision}")
+    if _is_in_force(job, revision):
+        as_what = f"as revision {code.revision}" if code is not None and code.revision else "as it was submitted"
+        raise InvalidError(f"{name}: runs this code already, {as_what}")
     found = {slot: await _read(client, job, slot) for slot in names.UPDATE_SLOTS}
     slot = choose_slot(job, {slot: _digest_of(one) for slot, one in found.items()}, revision.digest)
     body = owned_by(build_update(names.update_config_map_name(name, slot), revision), job.name, job.uid)
@@ -125,7 +132,30 @@ async def undo(client: Client, name: str) -> Job:
     """Let the job take the code again that it ran before the last update. Raises ClientError."""
     job = await client.get(name)
     check(job, None)
-    return await client.patch(name, {"spec": {"code": find_undone(job)}})
+    wanted = find_undone(job)
+    in_force = job.status.code.digest if job.status.code else None
+    digest = wanted["digest"] if wanted is not None else None
+    if wanted is not None and digest not in (None, in_force):
+        found = [_digest_of(await _read(client, job, slot)) for slot in names.UPDATE_SLOTS]
+        before = job.status.code.previous if job.status.code else None
+        if digest not in found:
+            number = before.revision if before is not None else wanted["revision"]
+            raise InvalidError(
+                f"{name}: the files of revision {number} are gone, in whose place an update came that was taken back "
+                "before it ran: send them again (--code)"
+            )
+    return await client.patch(name, {"spec": {"code": wanted}})
+
+
+def _is_in_force(job: Job, revision: Revision) -> bool:
+    """Whether the worlds of the job are formed with this code already."""
+    code = job.status.code
+    if _is_awaited(job):
+        return False  # this is what the job is to go on with
+    if code is not None and code.digest is not None:
+        return code.digest == revision.digest
+    sent = (job.raw["metadata"].get("annotations") or {}).get(names.ANNOTATION_CODE)
+    return revision.arguments is None and not revision.variables and sent == f"sha256:{revision.bundle.digest}"
 
 
 async def _check_packages(client: Client, job: Job, bundle: Bundle) -> None:
