@@ -171,13 +171,13 @@ def test_workers_run_the_folder_in_place_of_what_the_pod_was_created_with(
         return text.replace("C", env.CODE_PATH).replace("F", "/tmp/new")
 
     given = None if arguments is None else tuple(map(spell, arguments))
-    variables = (("A", "2"), ("CONFIG", spell("C/new.yaml")))
+    variables = (("A", "2"), ("CONFIG", spell("C/new.yaml")), ("RANK", "0"), ("ELASTICJOB_CODE_REVISION", "7"))
     revision = revisions.Revision("0", arguments=given, variables=variables)
     place = Place(revision, Path("/tmp/new"))
-    environ = {"PYTHONPATH": spell("/x:C:C/lib"), "A": "1", "B": "1"}
+    environ = {"PYTHONPATH": spell("/x:C:C/lib"), "A": "1", "B": "1", "RANK": "1"}
     words, changed, cwd = place.redirect(tuple(spell(command).split()), environ, env.CODE_PATH)
     assert " ".join(words) == spell(becomes)
     expected = {"PYTHONPATH": "/x:/tmp/new:/tmp/new/lib", "A": "2", "B": "1", "CONFIG": "/tmp/new/new.yaml"}
-    assert changed == expected, "those of the update too"
+    assert changed == {**expected, "RANK": "1"}, "those of the update too, but for what each worker has of its own"
     assert cwd == "/tmp/new"
     assert place.redirect(("x",), {}, "/elsewhere")[2] == "/elsewhere"
