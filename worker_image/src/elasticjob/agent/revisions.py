@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from elasticjob import env
+from elasticjob.launch import preload
 from elasticjob.protocol import wire
 
 logger = logging.getLogger("elasticjob")
@@ -69,7 +70,9 @@ class Place:
         script = first + (2 if command[first : first + 1] == ("-m",) else 1)
         arguments = command[script:] if self.revision.arguments is None else self.revision.arguments
         moved = tuple(self._move(word) for word in (*command[:script], *arguments))
-        changed = {name: self._move(value) for name, value in {**environ, **dict(self.revision.variables)}.items()}
+        # What the launcher sets for each worker wins, as it does over the variables of the container.
+        given = {name: text for name, text in self.revision.variables if name not in preload.OWN_VARIABLES}
+        changed = {name: self._move(value) for name, value in {**environ, **given}.items()}
         return moved, changed, self._move(cwd)
 
     def _move(self, text: str) -> str:
