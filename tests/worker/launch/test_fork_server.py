@@ -103,6 +103,39 @@ def test_a_worker_in_another_folder_has_nothing_of_the_first_one(tmp_path: Path,
     assert ("modules imported before the workers start" in done.stderr) is warm
 
 
+def test_variables_of_an_update_are_there_when_modules_are_imported(tmp_path: Path) -> None:
+    """Many libraries read theirs then, and only then: those of torch and Hugging Face, for example."""
+    (tmp_path / "library.py").write_text("import os\nSETTING, PID = os.environ.get('SETTING'), os.getpid()\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text("import library\nprint(library.SETTING, library.PID)\n")
+    (tmp_path / "agent.py").write_text(
+        "import os, sys\n"
+        "from elasticjob.launch import fork_server\n"
+        "server = fork_server.ForkServer()\n"
+        "server.fork(['code/train.py'])\n"
+        "for given in ({}, {'COLOUR': 'red'}, {'SETTING': 'new'}, {'SETTING': 'new', 'COLOUR': 'red'}):\n"
+        "    server.import_with(given)\n"
+        "    command = (sys.executable, '-u', 'code/train.py')\n"
+        "    print(server.start(command, os.environ | given, None, None).wait(100), flush=True)\n"
+        "    server.end_leftovers()\n"
+        "server.close()\n"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "agent.py"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    settings, pids, codes = (done.stdout.split()[place::3] for place in range(3))
+    assert (settings, codes) == (["None", "None", "new", "new"], ["0"] * 4), done.stderr
+    assert pids[0] == pids[1] != pids[2] == pids[3], "a variable that no import has asked for needs no other ones"
+    assert "left behind" not in done.stderr
+
+
 def test_a_worker_whose_agent_has_stopped_waiting_for_it_ends_in_silence(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "import json, os, socket\n"

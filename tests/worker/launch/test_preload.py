@@ -60,6 +60,24 @@ def test_the_environment_of_a_worker(
     assert merge_environment(before, after, ordered) == expected
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param({}, {}, [], id="none"),
+        pytest.param({}, {"READ": "1", "COLOUR": "red"}, ["READ"], id="one that an import has read"),
+        pytest.param({"READ": "1"}, {"READ": "1"}, [], id="the same as before"),
+        pytest.param({"READ": "1"}, {}, ["READ"], id="no more"),
+        pytest.param({}, {"SET": "0"}, [], id="as in the environment"),
+        pytest.param({"SET": "1"}, {}, ["SET"], id="back to the environment"),
+        pytest.param({}, {"TORCH_LOGS": "all", "LD_PRELOAD": "x"}, ["LD_PRELOAD", "TORCH_LOGS"], id="read unseen"),
+    ],
+)
+def test_which_variables_change_what_is_imported(
+    before: dict[str, str], after: dict[str, str], expected: list[str]
+) -> None:
+    assert preload.find_stale(before, after, {"READ", "SET"}, {"SET": "0"}) == expected
+
+
 SCRIPT = """
 import quiet
 from lazy import late

@@ -62,6 +62,12 @@ class Place:
     revision: Revision
     folder: Path
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those of the update. What the launcher sets for each worker wins, as it does over those of the container."""
+        given = self.revision.variables
+        return {name: self._move(text) for name, text in given if name not in preload.OWN_VARIABLES}
+
     def redirect(
         self, command: tuple[str, ...], environ: Mapping[str, str], cwd: str
     ) -> tuple[tuple[str, ...], dict[str, str], str]:
@@ -70,10 +76,8 @@ class Place:
         script = first + (2 if command[first : first + 1] == ("-m",) else 1)
         arguments = command[script:] if self.revision.arguments is None else self.revision.arguments
         moved = tuple(self._move(word) for word in (*command[:script], *arguments))
-        # What the launcher sets for each worker wins, as it does over the variables of the container.
-        given = {name: text for name, text in self.revision.variables if name not in preload.OWN_VARIABLES}
-        changed = {name: self._move(value) for name, value in {**environ, **given}.items()}
-        return moved, changed, self._move(cwd)
+        changed = {name: self._move(value) for name, value in environ.items()}
+        return moved, changed | self.variables, self._move(cwd)
 
     def _move(self, text: str) -> str:
         return _CODE.sub(lambda _: str(self.folder), text)

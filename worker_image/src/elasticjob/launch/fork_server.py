@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from elasticjob import env
 from elasticjob.channel import processes
-from elasticjob.launch import ahead, process, standby
+from elasticjob.launch import ahead, preload, process, standby
 
 logger = logging.getLogger("elasticjob")
 
@@ -91,7 +91,10 @@ class ForkServer:
     """
 
     def __init__(self) -> None:
-        self._standby: Child | None = None
+        self._standby: Child | subprocess.Popen[bytes] | None = None
+        self._arguments: tuple[str, ...] = ()  # those of torchrun
+        self._variables: dict[str, str] = {}  # with which the standby has made its imports ...
+        self._read: frozenset[str] | None = None  # ... and which of them it has asked for; None: it has not said it yet
         self._channel: socket.socket | None = None
         self._workers: dict[int, Process] = {}
         self._began: int | None = None  # when the first worker was started, in ticks since the machine started
@@ -119,6 +122,7 @@ class ForkServer:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # it was closed
                 stream.flush()
+        self._arguments = tuple(arguments)
         self._channel, theirs = socket.socketpair()
         agent = os.getpid()
         pid = os.fork()
@@ -130,6 +134,40 @@ class ForkServer:
             standby.serve(theirs, agent, arguments)
         theirs.close()
         self._standby = Child(pid)
+
+    def import_with(self, variables: Mapping[str, str]) -> None:
+        """Let workers start from a process that had these variables, besides those of this one, when it made its
+        imports. If they matter there, a new standby makes them again; the first worker waits for it.
+        """
+        if self._channel is None or not self._are_stale(variables):
+            return
+        self.close()
+        self._variables, self._has_imported, self._read = dict(variables), False, None
+        ours, theirs = socket.socketpair()
+        command = (sys.executable, "-u", "-m", standby.__name__, str(theirs.fileno()), *self._arguments)
+        environ, files = {**os.environ, **variables}, [theirs.fileno()]
+        with theirs:
+            try:
+                self._standby = subprocess.Popen(command, env=environ, pass_fds=files, start_new_session=True)
+            except OSError as error:
+                ours.close()
+                logger.warning("No standby can be started (%s); from now on workers start cold.", error)
+                return
+        self._channel = ours
+
+    def _are_stale(self, variables: Mapping[str, str]) -> bool:
+        """Whether the standby has made its imports with other values of these."""
+        if variables == self._variables:
+            return False
+        try:
+            if self._read is None and self._channel is not None:
+                self._channel.settimeout(ahead.IMPORT_SECONDS)
+                self._read = frozenset(json.loads(self._channel.makefile("rb").readline()))
+                self._channel.settimeout(None)
+                self._has_imported = True
+        except (OSError, ValueError):
+            return True  # it has ended, or imports for ever
+        return bool(preload.find_stale(self._variables, variables, self._read or (), os.environ))
 
     def await_imports(self) -> None:
         """Wait until the standby has finished its imports; a worker ordered earlier would wait for them."""

@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 import tokenize
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +36,12 @@ OWN_VARIABLES = frozenset(
         "ELASTICJOB_CODE_REVISION",
     }
 )
+# What torch, its libraries and the interpreter itself read when they are loaded, which nobody can watch.
+READ_AT_START = (
+    *("TORCH", "PYTORCH", "TRITON_", "PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_"),
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_"),
+)
+read_names: set[str] = set()  # variables that the imports of this process have asked for
 _OPEN = "/proc/self/fd"
 _DEVICES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs")
 
@@ -138,6 +144,23 @@ def merge_environment(
         else:
             merged.pop(name, None)
     return merged
+
+
+def find_stale(
+    before: Mapping[str, str], after: Mapping[str, str], read: Collection[str], environ: Mapping[str, str]
+) -> list[str]:
+    """Which of these variables would change what is imported already, in a process with this environment.
+
+    `read`: those that the imports have asked for.
+    """
+    found = {
+        name for name in before.keys() | after.keys() if _value(name, before, environ) != _value(name, after, environ)
+    }
+    return sorted(name for name in found if name in read or name.startswith(READ_AT_START))
+
+
+def _value(name: str, given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    return given.get(name, environ.get(name))
 
 
 def measure_private_mib() -> int:
@@ -290,6 +313,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 
         class Watched(base):  # type: ignore[misc]
             def __getitem__(self, name: str) -> Any:
+                read_names.add(str(name))  # a name of another type raises an error below
                 if name in OWN_VARIABLES:
                     watch.asked.append(name)
                 return super().__getitem__(name)

@@ -31,7 +31,7 @@ from elasticjob.torchcompat import forking, threads
 
 _MAX_ORDER = 4 * 1024 * 1024
 GO = b"g"  # to a worker: start the script
-READY = b"r"  # to the agent: all imports are done
+READY = b"\n"  # to the agent: all imports are done; before it, the variables that they have read
 
 
 @dataclass
@@ -51,30 +51,32 @@ def main() -> None:
         process.die_with_parent(os.getppid())
         main_module.leave_path()
         become(sys.argv[2:])
-    serve(socket.socket(fileno=int(sys.argv[1])), os.getppid())
+    serve(socket.socket(fileno=int(sys.argv[1])), os.getppid(), sys.argv[2:], os.getpid())
 
 
-def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = ()) -> NoReturn:
+def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = (), first: int | None = None) -> NoReturn:
     """Fork a worker for every order until the agent is gone. In each worker, the user's script takes over.
 
-    `arguments` are those of torchrun: the standby imports what the script that they name imports.
+    `arguments` are those of torchrun: the standby imports what the script that they name imports. `first`: the process
+    with whose start the wait for workers began; by default the agent.
     """
+    first = agent if first is None else first
     process.die_with_parent(agent)
     process.pause_collection()
     main_module.leave_path()
     import torch.distributed  # noqa: F401 - the import that workers are spared
 
-    with_torch = process.age(agent)
+    with_torch = process.age(first)
     _import_what_optimizers_need()
-    with_compiler = process.age(agent)
+    with_compiler = process.age(first)
     process.freeze()
     before: dict[str, str] = {}
     if arguments and preload.is_on(os.environ):
         before = dict(os.environ)
         ahead.import_ahead(arguments)
-    told = describe_start(with_torch, with_compiler, process.age(agent))
+    told = describe_start(with_torch, with_compiler, process.age(first))
     with contextlib.suppress(OSError):  # the agent has exited meanwhile, and has logged why
-        channel.sendall(READY)
+        channel.sendall(json.dumps(sorted(preload.read_names)).encode() + READY)
         print(f"elasticjob: {told}", file=sys.stderr, flush=True)
     while (order := _receive(channel)) is not None:
         if _fork_child_of(agent):
