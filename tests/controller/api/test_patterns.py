@@ -24,7 +24,9 @@ def draw(chance: random.Random, depth: int = 0) -> str:
     if kind == 4:
         return f"(?:{draw(chance, depth + 1)}|{draw(chance, depth + 1)})"
     if kind == 5:
-        return f"(?:{draw(chance, depth + 1)})" + chance.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}", "*?"])
+        return f"(?:{draw(chance, depth + 1)})" + chance.choice(
+            ["*", "+", "?", "{2}", "{1,3}", "{2,}", "*?", "+?", "??"]
+        )
     if kind == 6:
         return draw(chance, depth + 1) + draw(chance, depth + 1) + draw(chance, depth + 1)
     return "^" + draw(chance, depth + 1) if kind == 7 else draw(chance, depth + 1) + "$"
@@ -42,7 +44,10 @@ def test_it_finds_what_python_finds(seed: int) -> None:
         theirs = re.compile(text, re.ASCII)
         for _ in range(6):
             line = "".join(chance.choice("ab1 .xé") for _ in range(chance.randrange(12)))
-            assert ours.matches(line) is (theirs.search(line) is not None), (text, line)
+            found = theirs.search(line)
+            assert ours.matches(line) is (found is not None), (text, line)
+            if found is not None and ours.groups == 1:
+                assert ours.find_group(line) == found[1], (text, line)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,10 @@ def test_it_finds_what_python_finds(seed: int) -> None:
         (r"x([0-9]+)", "x1 x2", "1"),
         (r"é(\d)", "é5", "5"),
         (r"[[:(]loss[=:](\d)", "(loss:5", "5"),
+        (r"loss=(.+?),", "loss=0.5, acc=0.9, lr=0.1", "0.5"),
+        (r"loss=(.+),", "loss=0.5, acc=0.9, lr=0.1", "0.5, acc=0.9"),
+        (r"loss: (\S*?)(?:,|$)", "loss: 0.25,lr: 1,b", "0.25"),
+        (r"x(a|ab)(?:c|bcd)?", "xabcd", "a"),
     ],
 )
 def test_the_group_of_the_leftmost_match(text: str, line: str, group: str | None) -> None:
