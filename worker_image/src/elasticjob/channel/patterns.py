@@ -49,6 +49,7 @@ class Node:
     parts: tuple[Node, ...] = ()
     least: int = 0
     most: int | None = 0  # None: any number
+    is_lazy: bool = False  # it takes as little as it can, which only makes a difference to what a group holds
 
 
 def _complement(ranges: Ranges) -> Ranges:
@@ -96,11 +97,12 @@ class _Parser:
             bounds = self.parse_bounds(self.take())
             if bounds is None:
                 return Node("cat", parts=(one, Node("set", (("{", "{"),))))
-            if self.peek() == "?":  # whether much or little is taken makes no difference to what matches
+            is_lazy = self.peek() == "?"
+            if is_lazy:
                 self.take()
             if one.kind == "repeat" and one.most is None and bounds[1] is None:
                 raise PatternError("a repetition is repeated: write one of the two")
-            one = Node("repeat", parts=(one,), least=bounds[0], most=bounds[1])
+            one = Node("repeat", parts=(one,), least=bounds[0], most=bounds[1], is_lazy=is_lazy)
         return one
 
     def parse_bounds(self, sign: str) -> tuple[int, int | None] | None:
@@ -190,7 +192,10 @@ class _Parser:
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction: `set` consumes a character; `split`, `jump`, `start`, `end` and `save` do not; `match` ends."""
+    """An instruction: `set` consumes a character; `split`, `jump`, `start`, `end` and `save` do not; `match` ends.
+
+    Of those that a split leads to, the first is preferred.
+    """
 
     kind: str
     ranges: Ranges = ()
@@ -246,7 +251,7 @@ def _compile_repeated(node: Node, into: list[Step]) -> None:
         into.append(Step("split"))
         _compile(part, into)
         into.append(Step("jump", to=(at,)))
-        into[at] = Step("split", to=(at + 1, len(into)))
+        into[at] = _split(node, at + 1, len(into))
         return
     splits: list[int] = []
     for _ in range(node.most - node.least):
@@ -254,7 +259,11 @@ def _compile_repeated(node: Node, into: list[Step]) -> None:
         into.append(Step("split"))
         _compile(part, into)
     for at in splits:
-        into[at] = Step("split", to=(at + 1, len(into)))
+        into[at] = _split(node, at + 1, len(into))
+
+
+def _split(node: Node, again: int, end: int) -> Step:
+    return Step("split", to=(end, again) if node.is_lazy else (again, end))
 
 
 def _find_needed(node: Node) -> tuple[str, ...]:
@@ -286,7 +295,7 @@ def _find_runs(node: Node) -> Iterator[tuple[str, ...]]:
     yield (run,) if run else ()
 
 
-Thread = tuple[int, int, int]  # where it was begun, and where its group begins and ends
+Thread = tuple[int, int, int]  # the instruction that it has come to, and where its group begins and ends
 
 
 @dataclass(frozen=True)
@@ -321,18 +330,16 @@ class Pattern:
         if not self.matches(line):
             return None
         line = self._prepare(line)
-        threads: dict[int, Thread] = {}
+        threads: list[Thread] = []  # by their worth: what is begun first, and then what the expression prefers
         best: Thread | None = None
         for at in range(len(line) + 1):
             if best is None:
-                threads.setdefault(0, (at, -1, -1))
-            ended = self._follow_threads(threads, at, len(line))
-            if ended is not None and (best is None or ended[0] <= best[0]):
-                best = ended
+                threads.append((0, -1, -1))
+            threads, ended = self._follow_threads(threads, at, len(line))
+            best = ended or best
             if at < len(line):
                 character = line[at]
-                moving = (one for one in threads.items() if best is None or one[1][0] <= best[0])
-                threads = {pc + 1: thread for pc, thread in moving if self.steps[pc].accepts(character)}
+                threads = [(pc + 1, low, high) for pc, low, high in threads if self.steps[pc].accepts(character)]
         return line[best[1] : best[2]] if best is not None and 0 <= best[1] <= best[2] else None
 
     def _prepare(self, line: str) -> str:
@@ -367,29 +374,30 @@ class Pattern:
                 stack.append(pc + 1)
         return frozenset(found)
 
-    def _follow_threads(self, threads: dict[int, Thread], at: int, end: int) -> Thread | None:
-        """The same for threads, in the order of their worth, in place. Returns the one that has matched."""
-        ended: Thread | None = None
+    def _follow_threads(self, threads: list[Thread], at: int, end: int) -> tuple[list[Thread], Thread | None]:
+        """The threads before the instructions that consume a character, and the one that has matched: it ends those
+        that are worth less.
+        """
+        found: list[Thread] = []
         seen: set[int] = set()
-        stack = sorted(threads.items(), key=lambda one: one[1][0], reverse=True)
-        threads.clear()
+        stack = threads[::-1]
         while stack:
-            pc, thread = stack.pop()
+            pc, low, high = stack.pop()
             if pc in seen:
                 continue
             seen.add(pc)
-            step, (begun, low, high) = self.steps[pc], thread
+            step = self.steps[pc]
             if step.kind == "set":
-                threads[pc] = thread
+                found.append((pc, low, high))
             elif step.kind == "match":
-                ended = ended or thread
+                return found, (pc, low, high)
             elif step.kind in ("split", "jump"):
-                stack += [(to, thread) for to in reversed(step.to)]
+                stack += [(to, low, high) for to in reversed(step.to)]
             elif step.kind == "save":
-                stack.append((pc + 1, (begun, low, at) if step.to[0] else (begun, at, high)))
+                stack.append((pc + 1, low, at) if step.to[0] else (pc + 1, at, high))
             elif at == (0 if step.kind == "start" else end):
-                stack.append((pc + 1, thread))
-        return ended
+                stack.append((pc + 1, low, high))
+        return found, None
 
 
 def compile_pattern(text: str) -> Pattern:
