@@ -86,3 +86,20 @@ def test_a_line_of_a_log_is_what_the_job_looks_at(end: str) -> None:
     )
     lines = ["start\n", f"GPU 3: \x1b[31mECC error\x1b[0m{end}", f"loss=\x1b[1mnan\x1b[0m{end}"]
     assert [one.where for one in replay.replay_lines(wanted, lines).fired] == ["line 2", "line 3"]
+
+
+def test_a_log_of_several_pods_is_looked_at_without_the_ranks_before_its_lines() -> None:
+    """As `kubectl elasticjob logs` writes it. Each pod is judged by its own numbers, as in the job."""
+    wanted = rules_of(
+        {"name": "Ecc", "when": {"log": "^GPU 3: ECC error$"}},
+        {"name": "Own", "when": {"log": "^\\[1\\] "}},
+        {"name": "Spike", "when": {"metric": {"name": "loss", "log": "^loss=(\\S+)$", "sigma": 8}}},
+    )
+    pairs = [(f"[0] loss={1 + 0.01 * (i % 5)}", f"[1-2] loss={9 + 0.01 * (i % 5)}") for i in range(20)]
+    lines = [line for pair in pairs for line in pair]
+    found = replay.replay_lines(wanted, [*lines, "[train-worker-7] GPU 3: ECC error", "[1] x", "[0] loss=5"])
+    assert [(one.rule, one.where) for one in found.fired] == [
+        ("Ecc", "line 41"),
+        ("Own", "line 42"),
+        ("Spike", "line 43"),
+    ]
