@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,10 @@ def _split(
     return [(began[place][1], told) for place, told in found.items()]
 
 
+# What `kubectl elasticjob logs` writes before each line: the ranks of its pod, or the pod's name.
+_LABEL = re.compile(r"\[([0-9]{1,7}(?:-[0-9]{1,7})?|[a-z0-9][a-z0-9.-]{0,252})\] ")
+
+
 def replay_lines(rules: Sequence[api.HealthRule], lines: Iterable[str]) -> Replay:
     """From the lines of a log. What they say follows each other in a second, since a log has no clock of its own."""
     logged = {rule.name: patterns.compile_pattern(rule.when.log) for rule in rules if rule.when.log is not None}
@@ -78,22 +83,26 @@ def replay_lines(rules: Sequence[api.HealthRule], lines: Iterable[str]) -> Repla
         for rule in rules
         if rule.when.metric is not None and rule.when.metric.log is not None
     }
-    numbers: dict[str, list[tuple[int, float]]] = {name: [] for name in read}
+    numbers: dict[str, dict[str, list[tuple[int, float]]]] = {name: {} for name in read}  # by rule and pod
     fired: list[Fired] = []
     seen: set[str] = set()
     for number, line in enumerate(map(patterns.read_line, lines), 1):
+        label = _LABEL.match(line)
+        texts = (line,) if label is None else (line[label.end() :], line)
         for name, pattern in logged.items():
-            if name not in seen and pattern.matches(line):
+            text = next((one for one in texts if pattern.matches(one)), None)
+            if name not in seen and text is not None:
                 seen.add(name)
-                fired.append(Fired(name, f"line {number}", f"wrote {health_watch.text_of(line)}"))
+                fired.append(Fired(name, f"line {number}", f"wrote {health_watch.text_of(text)}"))
         for name, pattern in read.items():
-            value = patterns.read_number(pattern.find_group(line))
+            found = (patterns.read_number(pattern.find_group(one)) for one in texts)
+            value = next((one for one in found if one is not None), None)
             if value is not None:
-                numbers[name].append((number, value))
+                numbers[name].setdefault("" if label is None else label[1], []).append((number, value))
     for rule in rules:
-        found = numbers.get(rule.name, [])
-        reports = [Report(i, value) for i, (_, value) in enumerate(found, 1)]
-        fired += _replay(rule, reports, 0, [f"line {number}" for number, _ in found])
+        for told in numbers.get(rule.name, {}).values():
+            reports = [Report(i, value) for i, (_, value) in enumerate(told, 1)]
+            fired += _replay(rule, reports, 0, [f"line {number}" for number, _ in told])
     untested = [(rule.name, "no line tells it") for rule in rules if not _reads(rule)]
     return Replay(tuple(sorted(fired, key=lambda one: one.rule)), tuple(untested))
 
