@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -126,6 +127,23 @@ def test_a_change_is_noticed_and_what_nobody_needs_is_removed(tmp_path: Path) ->
         codes.enter(wire.Code(4, "0" * 64), patience=0.0)
     codes.close()
     assert not other.folder.exists()
+
+
+def test_a_revision_that_finds_no_room_is_unpacked_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mount(tmp_path / "a", SENT)
+    codes, write = Revisions(tmp_path), Path.write_bytes
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    assert codes.look() == codes.look() == ()
+    assert caplog.text.count("No space left on device") == 1, "it is told once"
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert codes.look() == (SENT.digest,)
+    codes.close()
 
 
 def test_a_pod_without_mounts_has_no_place_for_updates(tmp_path: Path) -> None:
