@@ -38,6 +38,10 @@ class RevisionError(Exception):
     """A revision cannot be run. The message says why, and names the remedy."""
 
 
+class NoRoomError(RevisionError):
+    """There is no place for its files now."""
+
+
 @dataclass(frozen=True)
 class File:
     path: str
@@ -129,7 +133,9 @@ def unpack(revision: Revision, base: Path) -> Path:
             place.chmod(0o755 if file.executable else 0o644)
         fresh.rename(folder)
     except OSError as error:
-        raise RevisionError(f"{base}: cannot hold the new code ({error}): mount an emptyDir at {base.parent}") from None
+        raise NoRoomError(
+            f"{base}: cannot hold the new code ({error.strerror}): mount an emptyDir at {base.parent}"
+        ) from None
     return folder
 
 
@@ -142,6 +148,7 @@ class Revisions:
         self._base: Path | None = None
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._places: dict[Path, Place] = {}  # by what is mounted
+        self._told = ""
         self._running: Place | None = None
 
     @property
@@ -177,7 +184,11 @@ class Revisions:
                     if revision is not None:
                         self._places[folder] = Place(revision, unpack(revision, self._find_base()))
                 except RevisionError as error:
-                    logger.error("%s", error)  # noqa: TRY400 - it says all
+                    if str(error) != self._told:
+                        logger.error("%s", error)  # noqa: TRY400 - it says all
+                    self._told = str(error)
+                    if isinstance(error, NoRoomError):
+                        del self._stamps[folder]  # there may be some later
             self._forget()
             return tuple(sorted({place.revision.digest for place in self._places.values()}))
 
@@ -208,7 +219,7 @@ class Revisions:
             try:
                 self._base = Path(tempfile.mkdtemp(prefix="elasticjob-code-"))
             except OSError as error:
-                raise RevisionError(f"no folder can hold the new code ({error}): mount an emptyDir at /tmp") from None
+                raise NoRoomError(f"no folder can hold the new code ({error}): mount an emptyDir at /tmp") from None
         return self._base
 
     def _forget(self) -> None:
