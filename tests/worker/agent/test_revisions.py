@@ -199,3 +199,27 @@ def test_workers_run_the_folder_in_place_of_what_the_pod_was_created_with(
     assert changed == {**expected, "RANK": "1"}, "those of the update too, but for what each worker has of its own"
     assert cwd == "/tmp/new"
     assert place.redirect(("x",), {}, "/elsewhere")[2] == "/elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("had", "becomes"),
+    [
+        ("/opt/elasticjob/packages/site-packages:C:/opt/elasticjob/runtime", "F/lib:/y:PACKAGES:F:RUNTIME"),
+        ("/y", "F/lib:/y"),
+        ("", "F/lib:/y"),
+        (None, "F/lib:/y"),
+    ],
+)
+def test_a_search_path_of_an_update_comes_before_that_of_the_pod(had: str | None, becomes: str) -> None:
+    """In which are the runtime and the packages that were installed: workers would not find them."""
+    place = Place(revisions.Revision("0", variables=(("PYTHONPATH", f"{env.CODE_PATH}/lib:/y"),)), Path("/tmp/new"))
+    environ = {} if had is None else {"PYTHONPATH": had.replace("C", env.CODE_PATH)}
+    known = {
+        "F": "/tmp/new",
+        "PACKAGES": "/opt/elasticjob/packages/site-packages",
+        "RUNTIME": "/opt/elasticjob/runtime",
+    }
+    words = [part.partition("/") for part in becomes.split(":")]
+    expected = ":".join(f"{known.get(head, head)}{slash}{rest}" for head, slash, rest in words)
+    assert place.find_variables(environ) == {"PYTHONPATH": expected}
+    assert place.redirect(("x",), environ, "/")[1] == {"PYTHONPATH": expected}

@@ -30,6 +30,7 @@ logger = logging.getLogger("elasticjob")
 
 INDEX: Final = "revision.json"
 LOOK_EVERY: Final = 1.0
+_SEARCH_PATH: Final = "PYTHONPATH"
 PATIENCE: Final = 100.0  # seconds that a pod waits for what its world runs
 _CODE: Final = re.compile(r"(?<![\w.-])" + re.escape(env.CODE_PATH) + r"(?![\w.-])")  # and no part of another path
 
@@ -66,11 +67,16 @@ class Place:
     revision: Revision
     folder: Path
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """Those of the update. What the launcher sets for each worker wins, as it does over those of the container."""
+    def find_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Those of the update, in this environment. What the launcher sets for each worker wins, as it does over those
+        of the container, in whose PYTHONPATH are the runtime and the packages of the pod.
+        """
         given = self.revision.variables
-        return {name: self._move(text) for name, text in given if name not in preload.OWN_VARIABLES}
+        found = {name: self._move(text) for name, text in given if name not in preload.OWN_VARIABLES}
+        if _SEARCH_PATH in found and environ.get(_SEARCH_PATH):
+            folders = f"{found[_SEARCH_PATH]}{os.pathsep}{self._move(environ[_SEARCH_PATH])}".split(os.pathsep)
+            found[_SEARCH_PATH] = os.pathsep.join(dict.fromkeys(folders))
+        return found
 
     def redirect(
         self, command: tuple[str, ...], environ: Mapping[str, str], cwd: str
@@ -81,7 +87,7 @@ class Place:
         arguments = command[script:] if self.revision.arguments is None else self.revision.arguments
         moved = tuple(self._move(word) for word in (*command[:script], *arguments))
         changed = {name: self._move(value) for name, value in environ.items()}
-        return moved, changed | self.variables, self._move(cwd)
+        return moved, changed | self.find_variables(environ), self._move(cwd)
 
     def _move(self, text: str) -> str:
         return _CODE.sub(lambda _: str(self.folder), text)
