@@ -375,6 +375,26 @@ def test_restarts_count_as_long_as_one_of_them_is_charged() -> None:
     assert (again.user, again.stuck) == (1, 1)
 
 
+def test_restarts_that_an_earlier_version_has_charged_meanwhile_are_no_further_ones() -> None:
+    """It has seen progress between them, and keeps the number, of which it does not know."""
+    spec = spec_of({"name": "Stuck", "when": {"noProgress": 3}})
+    restarts = api.RestartStatus()
+    for number in range(1, 3):
+        restarts = _charge(restarts, generation=number, step=812, now=NOW + 60 * number)
+    earlier = _charge(budget.refund(restarts, 900), generation=3, step=950, now=NOW + 300)
+    back = earlier.model_copy(update={name: getattr(restarts, name) for name in ("stuck", "stuck_total")})
+    assert not health_watch.find(spec, api.Status(restarts=back), {}, NOW)
+    again = _charge(back, generation=4, step=950, now=NOW + 400)
+    assert (again.user, again.stuck) == (2, 1)
+    assert not health_watch.find(spec, api.Status(restarts=again), {}, NOW)
+
+
+def _charge(restarts: api.RestartStatus, *, generation: int, step: int, now: float) -> api.RestartStatus:
+    return budget.charge(
+        restarts, api.ElasticPolicy(), free=False, generation=generation, counted=[], step=step, now=now
+    )
+
+
 @pytest.mark.parametrize(
     ("age", "stepped", "found"), [(29, 0, False), (31, 0, True), (31, 1, False)], ids=["soon", "late", "it has stepped"]
 )
