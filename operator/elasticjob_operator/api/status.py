@@ -145,6 +145,10 @@ class RestartStatus(StatusModel):
         description="How many charged restarts in a row made no step beyond the one before, whatever time was between;"
         " of a script that reports steps.",
     )
+    stuck_total: int | None = Field(
+        default=None,
+        description="What `total` was when `stuck` was counted: an operator of an earlier version counts only that.",
+    )
     counted: list[str] = Field(default_factory=list, description="Failed pods (UIDs) that have been accounted for.")
     backoff: BackoffStatus | None = None
     ordered: OrderedRestart | None = None

@@ -52,14 +52,15 @@ def charge(
         error=error or None,
         alike=restarts.alike + 1 if error and error == restarts.error and not is_old else 1 if error else 0,
         stuck=0 if highest is None else count_stuck(restarts) + 1,
+        stuck_total=None if highest is None else restarts.total + 1,
     )
 
 
 def count_stuck(restarts: api.RestartStatus) -> int:
-    """The restarts in a row without progress. Where none is charged, an earlier version may have seen progress since:
-    it keeps the number, which it does not know.
+    """The restarts in a row without progress. Where none is charged, or others were charged since it was counted, an
+    earlier version may have seen progress meanwhile: it keeps the number, which it does not know.
     """
-    return restarts.stuck if restarts.user else 0
+    return restarts.stuck if restarts.user and restarts.stuck_total in (None, restarts.total) else 0
 
 
 def refund(restarts: api.RestartStatus, step: int | None) -> api.RestartStatus:

@@ -57,6 +57,7 @@ class RestartFields(TypedDict, total=False):
     error: str | None
     alike: int
     stuck: int
+    stuck_total: int | None
     counted: list[str]
     backoff: api.BackoffStatus | None
     ordered: api.OrderedRestart | None

@@ -128,7 +128,7 @@ def go_back(before: api.Status, charged: api.Status, told: str, now: float) -> a
     restarts = revise(
         charged.restarts,
         user=free.user,
-        stuck=free.stuck,
+        stuck=budget.count_stuck(free),
         error=free.error,
         alike=free.alike,
         backoff=free.backoff,
