@@ -61,6 +61,7 @@ class Watched:
 
     stored: dict[str, Any]
     pods: dict[str, dict[str, Any]]
+    taken: dict[str, dict[str, Any]] = field(default_factory=dict)  # pods that nobody has told of
     now: float = NOW
     reads: Counter[str] = field(default_factory=Counter)  # of each pod
     controller: Controller = field(init=False)
@@ -77,7 +78,11 @@ class Watched:
             if request.method == "PATCH":
                 self.stored.update({k: v for k, v in (await request.json()).items() if k == "status"})
             return web.json_response(self.stored)
+        if name in self.taken:
+            return web.json_response(self.taken[name])
         body = await request.json()
+        if body["metadata"].get("name") in self.taken:
+            return web.json_response({"kind": "Status", "reason": "AlreadyExists", "code": 409}, status=409)
         self.made += 1
         return web.json_response({**body, "metadata": {**body["metadata"], "uid": f"m{self.made}"}}, status=201)
 
@@ -145,6 +150,21 @@ async def test_many_held_pods_cost_few_requests(tmp_path: Path) -> None:
         for _ in range(10):
             await watched.step()
     assert len(watched.reads) == 200, "each is read once, in turn"
+
+
+async def test_a_name_that_a_pod_keeps_is_tried_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant may keep the names of the pods of all jobs, by pods that no watch tells of."""
+    held = make_held(0, NOW)
+    held["metadata"] |= {"labels": {}, "ownerReferences": []}
+    watched, pauses = hold(0, NOW), list[float]()
+    watched.taken[names.pod_name("j", 0)] = held
+    async with watched.running(tmp_path):
+        monkeypatch.setattr(watched.controller, "_wake_later", lambda key, loop, delay: pauses.append(delay))
+        for _ in range(6):
+            await watched.step()
+    assert [round(pause) for pause in pauses[-6:]] == [5, 10, 20, 40, 60, 60]
 
 
 @pytest.mark.parametrize("spec", [SUSPENDED, NATIVE, {}], ids=["suspended", "no-other-name", "replaced"])
