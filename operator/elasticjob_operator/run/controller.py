@@ -46,7 +46,8 @@ from elasticjob_operator.templates import taking
 
 logger = logging.getLogger(__name__)
 
-HELD_SECONDS = 5.0  # until the next try where a pod's name was taken by one that goes
+HELD_SECONDS = 5.0  # until the next try where a pod's name was taken by one that goes; later, as long as it was so ...
+MOST_HELD_SECONDS = 60.0  # ... but no longer: a finalizer may keep it
 CONTEST_SECONDS = 600.0  # between two events about writers who fight about the size of a job
 TROUBLE_SECONDS = 8.0  # an error that lasts longer is told
 REFUSED_SECONDS = 1.0  # until the second try of what the API server refuses; it doubles with each
@@ -85,6 +86,7 @@ class _Loop:
     began: float = 0.0  # when the last pass began (monotonic)
     planning: float = 0.0  # seconds that the last plan took
     unresized: tuple[str, str] = ("", "")  # see `Seen`
+    held_since: float | None = None  # since when the name of a pod has been taken by one that goes
     quiet: QuietPods = field(default_factory=QuietPods)
     troubled_since: float | None = None  # since when every pass has ended with an error (monotonic) ...
     last_trouble: tuple[str, str] | None = None  # ... what would be told of it ...
@@ -363,7 +365,7 @@ class Controller:
             again_at = self._note_refusal(loop, job, outcome, made, is_try=is_try)
             if again_at is not None:
                 return again_at
-        held_until = now + HELD_SECONDS if outcome.is_held else None
+        held_until = self._note_held(loop, outcome, made, now)
         is_news, look_at = await loop.quiet.look(self._api, self._event_lists, job, pods, seen.nodes, now)
         if is_news:
             loop.dirty, loop.woken = True, time.monotonic()
@@ -372,6 +374,15 @@ class Controller:
             *(made.wake_at, settled, held_until, look_at, overdue_at, outcome.again_at),
             now + told_in if told_in else None,
         )
+
+    @staticmethod
+    def _note_held(loop: _Loop, outcome: Outcome, made: Plan, now: float) -> float | None:
+        """When to try the name of a pod again that one has which goes; the watch may tell of its end before."""
+        if not outcome.is_held:
+            loop.held_since = None if made.create else loop.held_since
+            return None
+        loop.held_since = now if loop.held_since is None else min(loop.held_since, now)
+        return now + min(MOST_HELD_SECONDS, max(HELD_SECONDS, now - loop.held_since))
 
     async def _forget(self, key: JobKey, loop: _Loop, *, has_left: bool) -> None:
         """The job is gone; its quota, pods and agents may not be."""
