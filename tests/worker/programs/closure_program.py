@@ -19,7 +19,7 @@ JOINED, LAST = 4, 9
 
 torch.set_num_threads(1)
 torch.manual_seed(1)
-model = torch.nn.Linear(4, 2)
+model: torch.nn.Module = torch.nn.Linear(4, 2)
 if "DIES" in os.environ:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4).requires_grad_(False), model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
