@@ -209,6 +209,17 @@ def test_other_objects_are_taken_back_with_the_optimizers() -> None:
     assert (scheduler.last_epoch, first.param_groups[0]["lr"]) == (0, 0.5)
 
 
+def test_what_a_hook_of_the_optimizer_counts_is_taken_back_where_another_rank_may_have_made_the_step() -> None:
+    """The state after the step is kept beside that before it, and the session makes the step for that."""
+    average = torch.nn.Linear(2, 1)
+    memory, optimizer = make_memory(average=average)
+    before = average.weight.detach().clone()
+    optimizer.register_step_post_hook(lambda *_: torch.nn.init.zeros_(average.weight))
+    memory.begin()
+    memory.take_back(1, True, True)
+    assert torch.equal(average.weight, before)
+
+
 def test_a_step_with_an_earlier_micro_batch_is_torn() -> None:
     """A script that steps the optimizer in each of them."""
     memory, optimizer = make_memory()
