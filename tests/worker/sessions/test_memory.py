@@ -214,7 +214,11 @@ def test_what_a_hook_of_the_optimizer_counts_is_taken_back_where_another_rank_ma
     average = torch.nn.Linear(2, 1)
     memory, optimizer = make_memory(average=average)
     before = average.weight.detach().clone()
-    optimizer.register_step_post_hook(lambda *_: torch.nn.init.zeros_(average.weight))
+
+    def forget(*_: Any) -> None:
+        torch.nn.init.zeros_(average.weight)
+
+    optimizer.register_step_post_hook(forget)
     memory.begin()
     memory.take_back(1, True, True)
     assert torch.equal(average.weight, before)

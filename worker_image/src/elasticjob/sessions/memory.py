@@ -302,7 +302,8 @@ class Memory:
                 self.virtual.buffers.undo()
             with self._schedules.before():
                 self.model_state.keep(self.committed, generation)
-            self.model_state.optimizer.step()
+            with self._undo.leaving_others():  # which hooks of the optimizer may change
+                self.model_state.optimizer.step()
             if self.virtual is not None:
                 self.virtual.buffers.apply()
             self.model_state.keep(self.committed + 1, generation)

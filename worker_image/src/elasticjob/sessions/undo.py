@@ -9,8 +9,9 @@ The copies use the same memory in each step: new memory costs several times what
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -78,6 +79,14 @@ class Undo:
         """One of the others is about to change, unless that has been kept in this step."""
         if self._states is None:
             self._states = [copy.deepcopy(one.state_dict()) for one in self._others]
+
+    @contextlib.contextmanager
+    def leaving_others(self) -> Iterator[None]:
+        """After this block the others are as they were before it."""
+        states = [copy.deepcopy(one.state_dict()) for one in self._others]
+        yield
+        for other, state in zip(self._others, states, strict=True):
+            load_state(other, state)
 
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """This one steps. Unless it was kept, the step cannot be taken back."""
