@@ -11,7 +11,7 @@ import pytest
 
 from elasticjob.diagnose.verify_compare import Curve, compare, read_curve
 from elasticjob.diagnose.verify_worlds import count_steps, plan_kills
-from worker.gang_helper import REPOSITORY, run_alone
+from worker.gang_helper import PROGRAMS, REPOSITORY, run_alone
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = REPOSITORY / "worker_image" / "examples" / "same_curve.py"
@@ -90,6 +90,12 @@ def test_the_example_is_the_same_after_a_kill() -> None:
     code, said = verify("--sizes", "1,2", "--steps", "8", "--kills", "1", str(EXAMPLE))
     assert code == 0, said
     assert [one["verdict"] for one in said] == ["equal"] * 3
+
+
+def test_a_rank_that_comes_for_a_killed_one_may_find_no_state_either(tmp_path: Path) -> None:
+    """All that train have lost theirs: the new rank begins again with them, which is no error of the script."""
+    done = run_alone(PROGRAMS / "lost_state_program.py", str(tmp_path))
+    assert done.stdout == "2 began again\n"
 
 
 def test_a_generator_of_its_own_is_found(tmp_path: Path) -> None:
