@@ -126,7 +126,7 @@ class Worlds:
             self._call_over([*staying, *leaving, *victims], announced=True)
             time.sleep(notice or 0.0)
         if any(one.poll() is None for one in victims):
-            self._excused += len(staying) + len(joining)
+            self._excused += size  # those that stay may have lost the state, and then nobody gets any
         self._kill(victims)
         if victims:
             self._call_over([*staying, *leaving], announced=False)
