@@ -40,9 +40,10 @@ def build(mesh: DeviceMesh | None) -> tuple[torch.nn.Module, torch.optim.Optimiz
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def weigh(model: Any) -> float:
+def weigh(model: Any, optimizer: Any) -> float:
     """All ranks of a sharded model call it."""
-    shown = (one.full_tensor() if hasattr(one, "full_tensor") else one for one in model.parameters())
+    kept = [optimizer.state[one].get("momentum_buffer", torch.zeros(1)) for one in model.parameters()]
+    shown = (one.full_tensor() if hasattr(one, "full_tensor") else one for one in (*model.parameters(), *kept))
     return float(sum(one.detach().double().abs().sum() for one in shown))
 
 
@@ -60,7 +61,7 @@ def on_world(here: Session) -> None:
     checkpoints[:] = [Checkpointer(out / "saved", model, here.optimizer, sampler=sampler)]
     if here.committed < 0:
         here.committed = checkpoints[0].restore() - 1
-        write(here, here.committed + 1, weigh(model), restored=True)
+        write(here, here.committed + 1, weigh(model, here.optimizer), restored=True)
 
 
 if sharding:
@@ -78,7 +79,7 @@ for epoch in range(sampler.epoch, 10**6):
             if session.ends_step:
                 session.optimizer.step()
                 session.optimizer.zero_grad()
-                weight = weigh(session.model)
+                weight = weigh(session.model, session.optimizer)
                 if words == ["asks"]:
                     checkpoint.requested()
                 if checkpoints and checkpoints[0].should_save(session.committed + 2):
