@@ -236,6 +236,13 @@ def test_no_optimizer_of_torch_is_forgotten() -> None:
     assert {name for name in kinds if f"torch.optim.{name}(" not in texts} == set()
 
 
+def test_a_script_executes_itself_again_before_it_does_anything_else() -> None:
+    """A timer outlives that, and its handler does not."""
+    wanted = ("SGD", "Checkpointer", "fault handlers", "executes itself again")
+    text = write(1, DDP, [one for one in FEATURES if one.name in wanted]).texts[RESTART]
+    assert text.index("os.execv") < text.index("signal.setitimer")
+
+
 def test_plans_leave_a_world() -> None:
     for seed in range(500):
         size, events = plan(seed, 3)
