@@ -1115,7 +1115,11 @@ TRAITS = (
     ),
     Feature("streams of the CPU", "`torch.cpu.stream`", _inside("with torch.cpu.stream(torch.cpu.Stream()): pass")),
 )
-AGAIN = Feature("executes itself again", "`os.execv` with a variable that says so", _prepare(_AGAIN))
+AGAIN = Feature(
+    "executes itself again",
+    "`os.execv` with a variable that says so",
+    lambda lines: lines.prepare.insert(0, _AGAIN),
+)
 HOOKED = Feature(
     "hooks that communicate",
     "a collective in a forward hook",
