@@ -25,8 +25,8 @@ pytestmark = pytest.mark.timeout(100)
 MIB = 2**20
 
 
-def read(number: int, namespace: str = "greedy") -> Job:
-    return Job.parse(json.loads(json.dumps(make_job(number, namespace))))
+def read(number: int, namespace: str = "greedy", end: str = "Failed") -> Job:
+    return Job.parse(json.loads(json.dumps(make_job(number, namespace, end))))
 
 
 @pytest.fixture
@@ -48,11 +48,12 @@ def measure(count: int, work: Any) -> int:
 
 
 @pytest.mark.usefixtures("small_room")
-def test_the_statuses_of_one_namespace_keep_a_bounded_memory_of_a_dashboard() -> None:
+@pytest.mark.parametrize("end", ["Failed", "Degraded"])
+def test_the_statuses_of_one_namespace_keep_a_bounded_memory_of_a_dashboard(end: str) -> None:
     board = Board()
 
     def put(number: int) -> None:
-        job = summarize(read(number))
+        job = summarize(read(number, end=end))
         board.known[job.uid] = job
         board.apply(Change("ADDED", job), time.time())
 

@@ -39,7 +39,7 @@ def make_status(number: int, end: str = "Failed") -> dict[str, Any]:
         where = {"pod": f"j-worker-{rank}", "node": f"node-{rank}", "generation": 50, "rank": rank}
         return {**where, "time": TIME, "exitCode": 1, "reason": "Error", "message": say(f"m{rank}", 100)}
 
-    kinds = {end: "True", "Running": "False", "Degraded": "False", "CheckpointCopied": "True", "Admitted": "True"}
+    kinds = {"Running": "False", "Degraded": "False", "CheckpointCopied": "True", "Admitted": "True", end: "True"}
     conditions = [
         {"type": kind, "status": is_true, "reason": "Why", "message": say(kind, 4096), "lastTransitionTime": TIME}
         | {"observedGeneration": 1}
@@ -49,7 +49,7 @@ def make_status(number: int, end: str = "Failed") -> dict[str, Any]:
         {"time": TIME, "step": n, "metrics": {"loss": n / 7, "accuracy": n / 9, "lr": n / 11}} for n in range(60)
     ]
     return {
-        "phase": end if end == "Failed" else "Suspended",
+        "phase": "Pending" if end == "Degraded" else end,
         "conditions": conditions,
         "startTime": TIME,
         **({"completionTime": TIME} if end == "Failed" else {}),
@@ -100,9 +100,12 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_room")
-@pytest.mark.parametrize("end", ["Failed", "Suspended"])
+@pytest.mark.parametrize("end", ["Failed", "Suspended", "Degraded"])
 def test_the_statuses_of_one_namespace_keep_a_bounded_memory(end: str) -> None:
-    """Whoever makes jobs that say much, and lets them end, would take all that the operator has."""
+    """Whoever makes jobs that say much would take all that the operator has, once they have no pods any more.
+
+    They may end, be suspended, or get none any more, for a quota.
+    """
     cache = Cache(lambda key: None)
     asyncio.run(cache.know_jobs())
     cache.put_job(json.loads(json.dumps(make_job(0, "warm", end))))
@@ -283,7 +286,30 @@ def test_a_job_of_many_members_is_kept_short_at_once() -> None:
     raw["status"]["rendezvous"]["store"] = {"address": "10.0.0.1", "port": 1}
     cache = Cache(lambda key: None)
     cache.put_job(raw)
-    assert cache.jobs[KEY][0].status.rendezvous.members == []
+    assert len(cache.jobs[KEY][0].status.rendezvous.members) == 1, "that it has had a world is known"
+
+
+@pytest.mark.usefixtures("small_room")
+async def test_what_a_rule_compares_with_is_read_before_a_pass_judges(tmp_path: Path) -> None:
+    """After a restart, the pods of a job may be known later than the job is."""
+    rule = {"name": "r1", "when": {"metric": {"name": "loss", "fallsPercent": 10}}}
+    raw = make_job(0, end="Degraded", health={"rules": [rule]})
+    raw["status"]["incidents"] = [{"rule": "r1", "metric": "loss", "best": [{"size": 1, "value": 0.5}]}]
+    world = {"worldSize": 1, "processes": 1, "members": [{"pod": "j0-worker-0", "uid": "Running", "rank": 0}]}
+    raw["status"]["rendezvous"] |= {**world, "store": {"address": "10.0.0.1", "port": 1}}
+    server = Server(raw)
+    async with answering(server.answer, tmp_path) as api:
+        operator = Operator(Options(), api)
+        fill(operator.cache)
+        operator.cache.put_job(copy.deepcopy(server.job))
+        assert operator.cache.jobs[KEY][0].is_short
+        operator.cache.put_pod(make_pod())
+        await operator.cache.know_jobs()
+        api.leadership.lend(math.inf)
+        operator.controller.start()
+        await see(lambda: KEY in operator.controller._loops and operator.controller._loops[KEY].health)
+        assert operator.controller._loops[KEY].health["r1"].best == 0.5
+        await operator.controller.stop()
 
 
 @pytest.mark.usefixtures("small_room")
