@@ -1,8 +1,8 @@
 """All jobs as the dashboard knows them: the latest state, the samples since it started, and a row of HTML for each.
 
 A change renders one row. A viewer gets a page of rows, and then only those that differ from what it has. Statuses of
-jobs that have ended or are suspended share a room, as in the operator: of one without room little is kept, and who
-looks at the job reads the rest.
+jobs without pods share a room, as in the operator: of one without room little is kept, and who looks at the job reads
+the rest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Board:
         """The job as it is kept."""
         job = change.job
         key = job.namespace, job.name
-        if change.type == "DELETED" or not (job.status.finished or job.status.is_true("Suspended")):
+        if change.type == "DELETED" or job.status.replicas:
             self._room.leave(key)
         elif not self._room.put(key, _FACTOR * len(job.status.model_dump_json(exclude_none=True))):
             self._room.leave(key)

@@ -1,8 +1,8 @@
-"""What the statuses of jobs keep in memory that rest: small ones as they are, the others in a room that all share.
+"""What the statuses of jobs without pods keep in memory: small ones as they are, the others in a room that all share.
 
-A status may take 700 KB if its pods have said all that they may, and a namespace has as many jobs as it likes. A job
-rests without pods, once it has finished or while it is suspended. Of one without room, that is kept by which others
-decide; its passes read it again before they do anything.
+A status may take 700 KB if its pods have said all that they may, and a namespace has as many jobs as it likes: they
+have finished, are suspended, or get no pods. Of one without room, that is kept by which others decide; its passes read
+it again before they do anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StatusRoom:
 
     def let_in(self, job: Job, *, has_pods: bool) -> Job:
         """The job, without what there is no room for."""
-        if has_pods or not (job.status.finished or job.status.is_true("Suspended")):
+        if has_pods:
             self.leave(job.key)
             return job
         size = _measure(job)

@@ -34,7 +34,7 @@ def shorten(status: api.Status) -> api.Status:
     return api.Status.model_construct(
         **kept,
         conditions=[_cut(one) for one in status.conditions[:_MOST_CONDITIONS]],
-        rendezvous=revise(world, members=[], lost=[], succeeded=[]),
+        rendezvous=revise(world, members=world.members[:1], lost=[], succeeded=[]),
         restarts=revise(restarts, counted=[], backoff=None, ordered=None),
         node_faults=status.node_faults[:_MOST_ITEMS],
     )

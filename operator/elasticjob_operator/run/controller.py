@@ -341,7 +341,7 @@ class Controller:
             contested_until=contested_until,
         )
         made = await self._plan(seen, loop)
-        if job.is_short and (pods or made.writes(job.status)):
+        if job.is_short and made.writes(job.status):
             job, version = await self._read_whole(key)
             seen = replace(seen, job=job)
             made = await self._plan(seen, loop)
@@ -398,11 +398,17 @@ class Controller:
         self._on_forget(key)
 
     async def _find_job(self, key: JobKey) -> tuple[Job, str] | None:
-        """The job and its version. One that was not kept for want of room is read again when there is some."""
+        """The job and its version. One that was not kept for want of room is read again when there is some.
+
+        So is one with pods of whose status little was kept.
+        """
         known = self._cache.jobs.get(key)
         if known is not None and self._cache.may_read_again(known[0]):
             await self._look_again(key)
-        return self._cache.jobs.get(key)
+        known = self._cache.jobs.get(key)
+        if known is not None and known[0].is_short and self._cache.pods(key):
+            return await self._read_whole(key)
+        return known
 
     async def _settle(self, loop: _Loop, job: Job, made: Plan, now: float) -> float | None:
         """Ask for quota and give it back, unless the API server has just failed at that; when to look again."""

@@ -289,18 +289,19 @@ def test_a_job_of_many_members_is_kept_short_at_once() -> None:
     assert len(cache.jobs[KEY][0].status.rendezvous.members) == 1, "that it has had a world is known"
 
 
-@pytest.mark.usefixtures("small_room")
-async def test_what_a_rule_compares_with_is_read_before_a_pass_judges(tmp_path: Path) -> None:
+async def test_what_a_rule_compares_with_is_read_before_a_pass_judges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a restart, the pods of a job may be known later than the job is."""
-    rule = {"name": "r1", "when": {"metric": {"name": "loss", "fallsPercent": 10}}}
+    monkeypatch.setattr(status_room, "MOST_KEPT_BYTES", 0)
+    rule = {"name": "Sinks", "when": {"metric": {"name": "loss", "fallsPercent": 10}}}
     raw = make_job(0, end="Degraded", health={"rules": [rule]})
-    raw["status"]["incidents"] = [{"rule": "r1", "metric": "loss", "best": [{"size": 1, "value": 0.5}]}]
+    raw["status"]["incidents"] = [{"rule": "Sinks", "metric": "loss", "best": [{"size": 1, "value": 0.5}]}]
     world = {"worldSize": 1, "processes": 1, "members": [{"pod": "j0-worker-0", "uid": "Running", "rank": 0}]}
     raw["status"]["rendezvous"] |= {**world, "store": {"address": "10.0.0.1", "port": 1}}
     server = Server(raw)
     async with answering(server.answer, tmp_path) as api:
         operator = Operator(Options(), api)
-        fill(operator.cache)
         operator.cache.put_job(copy.deepcopy(server.job))
         assert operator.cache.jobs[KEY][0].is_short
         operator.cache.put_pod(make_pod())
@@ -308,7 +309,7 @@ async def test_what_a_rule_compares_with_is_read_before_a_pass_judges(tmp_path: 
         api.leadership.lend(math.inf)
         operator.controller.start()
         await see(lambda: KEY in operator.controller._loops and operator.controller._loops[KEY].health)
-        assert operator.controller._loops[KEY].health["r1"].best == 0.5
+        assert operator.controller._loops[KEY].health["Sinks"].best == 0.5
         await operator.controller.stop()
 
 
