@@ -250,3 +250,26 @@ def test_a_pod_that_is_told_to_end_on_its_way_into_a_world_archives_what_it_hold
     assert gang.enter(pods[1], gang.pod(archive=archive), interrupted=lambda: True) == [False, False]
     end_waiting(pods[1], do_all_leave=False)
     assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_pods_that_wait_archive_what_no_one_of_them_has_whole(gang: Gang, lost: int) -> None:
+    """Each has written a part; one was lost without a word, and others have its copies. Then the job is suspended."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive, size=3)
+    for rank, pod in enumerate(pods):
+        (pod.path / "step-1").mkdir()
+        (pod.path / f"step-1/{rank}.bin").write_bytes(bytes([rank]) * 1000)
+    gang.await_kept(pods[0], 2)
+    wait_for(lambda: all(pod.keeper.record.number == 2 for pod in pods if pod.keeper.record), "all have the record")
+    pods[lost].keeper.close()
+    threads = []
+    for pod in pods[:lost] + pods[lost + 1 :]:
+        pod.workers = Workers.BROKEN
+        threads.append(threading.Thread(target=end_waiting, args=(pod,), daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(gangs.PATIENCE)
+        assert not thread.is_alive()
+    parts = {f"step-1/{rank}.bin": bytes([rank]) * 1000 for rank in range(3)}
+    assert read_archived(gang, archive) == {"model.pt": b"first", **parts}
