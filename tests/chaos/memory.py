@@ -179,6 +179,9 @@ def _act_on_archive(job: Job, history: History, event: Event) -> None:
         case "evict-in-turn":
             store.heal()
             job.network.heal()
+            job.make_room()
+            job.save()
+            job.await_told()
             job.save()
             time.sleep(b)
             job.evict_in_turn()

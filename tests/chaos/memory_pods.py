@@ -320,13 +320,9 @@ class Job:
     def evict_in_turn(self) -> None:
         """One pod after the other is told to end: the others are too few for a world by then, and wait.
 
-        Where all pods write, that of rank 0 is the last one; else that is left to chance.
+        Each has had room for what it is to hold.
         """
-        ranks = list(range(len(self.pods)))
-        self.chance.shuffle(ranks)
-        if self.layout in ("parts", "torch"):
-            ranks.sort(key=lambda rank: rank == 0)
-        first, *waiting = [self.pods[rank] for rank in ranks]
+        first, *waiting = self.chance.sample(self.pods, len(self.pods))
         for pod in self.pods:
             pod.workers = Workers.DONE
         first.is_leaving = True
@@ -342,6 +338,11 @@ class Job:
             self._evict(pod, 10.0, waits=True)
         assert self.find_archived() == len(self.saves), "what was saved last is archived"
         self.lose(*range(len(self.pods)))
+
+    def make_room(self) -> None:
+        """From now on, all pods can hold what they are to hold."""
+        for pod in self.pods:
+            pod.keeper.chunks._limit = None
 
     def _evict(self, pod: Pod, seconds: float = 2.0, *, waits: bool = False) -> None:
         pod.keeper.flush(seconds, 20.0, do_all_leave=False, waits=waits)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticjob import env
 from elasticjob.archive import reading
+from elasticjob.archive.archive import Archive
 from elasticjob.archive.storage import Storage
 from elasticjob.peers.directory import Workers
-from elasticjob.peers.records import CHUNK_BYTES
+from elasticjob.peers.records import CHUNK_BYTES, Record
 from worker.peers import gang as gangs
 from worker.peers.gang import FakePod, Gang, knows_that_all_leave, wait_for
 
@@ -273,3 +276,35 @@ def test_pods_that_wait_archive_what_no_one_of_them_has_whole(gang: Gang, lost: 
         assert not thread.is_alive()
     parts = {f"step-1/{rank}.bin": bytes([rank]) * 1000 for rank in range(3)}
     assert read_archived(gang, archive) == {"model.pt": b"first", **parts}
+
+
+def test_what_was_deleted_is_not_archived_again_by_a_pod_that_still_has_a_part(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pod deletes a folder, and the parts of all go; a part lies in another pod until there is a world again."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    for step in (1, 2):
+        for rank, pod in enumerate(pods):
+            (pod.path / f"step-{step}").mkdir()
+            (pod.path / f"step-{step}/{rank}.bin").write_bytes(bytes([step, rank]) * 1000)
+        gang.await_kept(pods[0], 1 + step)
+    shutil.rmtree(pods[0].path / "step-1")
+    gang.await_kept(pods[0], 4)
+    wait_for(lambda: pods[1].keeper.record and pods[1].keeper.record.number == 4, "rank 1 has the record")
+    pods[0].keeper.close()
+    pods[1].workers = Workers.DONE
+    made: list[Record] = []
+    monkeypatch.setattr(pods[1].keeper, "_save", made.append)
+    await_saved = Archive.await_saved
+
+    def look_and_await(self: Archive, *args: Any, **kwargs: Any) -> bool:
+        for _ in range(3):
+            pods[1].keeper._turn()  # as its thread does, while the store takes its time
+        return await_saved(self, *args, **kwargs)
+
+    monkeypatch.setattr(Archive, "await_saved", look_and_await)
+    end_waiting(pods[1])
+    newest = reading.find_saves(Storage(archive.url))[0][1]
+    assert sorted(newest.record.files) == ["model.pt", "step-2/0.bin", "step-2/1.bin"]
+    assert not made

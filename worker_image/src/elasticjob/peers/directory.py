@@ -197,6 +197,11 @@ class Directory:
                 have |= 1 << index
         return Holding(record.name, record.order, len(record.files), have)
 
+    def find_lacking(self, record: Record) -> set[str]:
+        """The chunks of a record that this pod has neither in a file nor in a copy."""
+        files = [file for path, file in record.files.items() if not self._has(path, file)]
+        return {digest for file in files for digest in file.chunks if not self.chunks.has(digest)}
+
     def find_fetched(self, files: Files) -> list[str]:
         """The chunks that `restore` fetches, in its order, and that are neither in a copy here nor in the directory."""
         absent = [file for path, file in _order(files) if not self._has(path, file)]

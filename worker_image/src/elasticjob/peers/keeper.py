@@ -38,6 +38,7 @@ _LEAST_TRY = 1.0  # for an attempt to have the last save archived, however littl
 _LAST_FAILURES = 3  # in a row to reach rank 0, after which it has gone
 _GONE_SECONDS = 4.0  # for pods that wait for a world to say the same once more: else they are gone
 _FLUSH_HURRY = 5.0  # so much shorter at the end of a world
+_ANOTHER_WORLD = "another world"  # why a request is refused
 _SILENCE_SECONDS = 60.0  # after which a rank without a report is named
 _MOST_STEPS = 4096  # of the script, with the times at which they were reported
 
@@ -54,7 +55,9 @@ class _World:
     said_at: float = 0.0
     entered_at: float = field(default_factory=time.monotonic)
     is_ending: bool = False
+    is_told: bool = False  # this pod has been told to end, and archives what is left if nobody else does
     archived: str = ""  # the name of the record that rank 0 has archived last, as far as this pod has heard
+    is_alone: bool = False  # of what others have left: what they have deleted may still be in this pod's directory
     is_over: bool = False  # rank 0 has done what it could before all pods go
 
     @property
@@ -153,6 +156,8 @@ class Keeper:
         place: entering.Place,
         interrupted: Callable[[], bool],
         restores_from: LastTier | None,
+        *,
+        is_alone: bool = False,
     ) -> bool:
         self._leave()
         with self._turning:
@@ -178,7 +183,7 @@ class Keeper:
                 spread = SPREAD_SECONDS + 2 * find_interval(place.size)
                 lead = Lead(place.generation, place.size, self._settings.replicas, spread) if place.rank == 0 else None
                 spare = min(self._settings.replicas, place.size - 1)
-                self._world = _World(place.generation, peers, lead, spare)
+                self._world = _World(place.generation, peers, lead, spare, is_alone=is_alone)
             if self._last_tier is not None:
                 self._last_tier.enter(self._introduce(place, found.peers))
             if place.rank == 0:
@@ -226,13 +231,17 @@ class Keeper:
             return
         fate = _Fate.SOME_STAY
         if may_be_last:
+            world.is_told = True
             fate = _Fate.ALL_LEAVE if do_all_leave else self._ask_who_leaves(world)
         if fate is _Fate.SOME_STAY or (fate is _Fate.NO_LEADER and not waits):
             is_recorded = self._flush(world, seconds, do_all_leave=False)
             if may_be_last:
                 fate = self._ask_who_leaves(world, waits=waits)  # the others may have been told meanwhile
-            if waits and fate is _Fate.SOME_STAY and world.lead is None:
-                self._await_end(world, deadline, lambda: world.archived == records.name_of(self.record))
+            if waits and fate is _Fate.SOME_STAY:  # who waits on may lack a part that this pod has
+                if world.lead is not None:
+                    self._await_archived(world, deadline, is_newest=is_recorded)
+                else:
+                    self._await_end(world, deadline, lambda: world.archived == records.name_of(self.record))
             is_final = is_recorded and self._look_at_workers()[0] is Workers.DONE
             if is_final and world.lead is None and self._is_leaving():
                 self._tell_rank_0(world, left=True)
@@ -263,22 +272,69 @@ class Keeper:
 
         In a world of its own, of the generation of the last one: what the job saves in the next one is newer.
         """
-        generation = self._last[0]
+        generation, before = self._last[0], self._world
         if not generation:
             return  # it was in none: it has nothing
 
         def is_late() -> bool:
             return time.monotonic() > deadline
 
+        if before is not None and self.record is not None and not self._collect(before, self.record, is_late):
+            return
         place = entering.Place(generation, 0, 1, touches=False)
         try:
-            is_entered = self._enter(entering.Alone(), place, is_late, None)
+            is_entered = self._enter(entering.Alone(), place, is_late, None, is_alone=True)
         except (PeerError, OSError) as error:
             logger.warning("Could not archive what this pod holds: %s", error)
             return
         world = self._world
         if is_entered and world is not None and self.record is not None:
             self._await_archived(world, deadline, is_newest=True)
+
+    def _collect(self, world: _World, record: Record, is_late: Callable[[], bool]) -> bool:
+        """Get what this pod lacks of a record from those that are still there. False if others go on with it.
+
+        Of several pods that leave, the lowest rank does so, and the others stay as long.
+        """
+        lacks = self.directory.find_lacking(record)
+        peers = Peers(world.peers.me, world.peers.peers, self._key, self._settings.bytes_per_second)
+        try:
+            for rank in range(peers.me if lacks else 0):
+                while not is_late() and (does_leave := self._ask_whether_it_leaves(peers, world, rank)) is not None:
+                    if not does_leave:
+                        return False
+                    time.sleep(_LOOK_SECONDS)
+            for rank in range(world.size):
+                if lacks and rank != peers.me:
+                    lacks -= self._get_from(peers, rank, lacks, is_late)
+        finally:
+            peers.close()
+        return True
+
+    def _ask_whether_it_leaves(self, peers: Peers, world: _World, rank: int) -> bool | None:
+        """Whether a pod archives what is left, or goes on in another world; None if it does neither, or is gone."""
+        try:
+            answer, _ = peers.call(rank, "leave", generation=world.generation, rank=peers.me)
+        except RefusedError as error:
+            return _ANOTHER_WORLD not in str(error)  # in a world of its own, it archives
+        except (PeerError, OSError):
+            return None
+        return True if answer.get("told") is True else None
+
+    def _get_from(self, peers: Peers, rank: int, lacks: set[str], is_late: Callable[[], bool]) -> set[str]:
+        """The chunks that this rank had of these; this pod has them now."""
+        found = set[str]()
+        try:
+            _, answer = peers.call(rank, "missing", json.dumps(sorted(lacks)).encode())
+            for digest in sorted(lacks.difference(json.loads(answer))):
+                if is_late():
+                    break
+                _, data = peers.call(rank, "get", digest=digest)
+                self.chunks.put(digest, data)
+                found.add(digest)
+        except (PeerError, OSError, ValueError, TypeError, FullError) as error:
+            logger.debug("rank %d does not hand out what it holds: %s", rank, error)
+        return found
 
     def _ask_who_leaves(self, world: _World, *, waits: bool = False) -> _Fate:
         """Without a turn: one that is under way may make copies for long. `waits`: see `flush`."""
@@ -502,7 +558,7 @@ class Keeper:
     def _decide(self, world: _World, lead: Lead) -> None:
         """At rank 0: make a record as soon as the reports of all pods allow it, and tell how far it has spread."""
         with self._lock:
-            made = lead.make_record(self.record)
+            made = None if world.is_alone else lead.make_record(self.record)
             world.round = lead.round
             silent = lead.find_silent()
         if made is not None:
@@ -589,10 +645,12 @@ class Keeper:
         rank = header.get("rank")
         with self._lock:
             world = self._world
-            if world is None or world.lead is None or header.get("generation") != world.generation:
-                return {"error": "another world"}
+            if world is None or header.get("generation") != world.generation:
+                return {"error": _ANOTHER_WORLD}
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}
+            if world.lead is None:
+                return {"told": world.is_told}
             world.lead.note_leaving(rank, left=header.get("left") is True)
             do_all_leave = world.lead.do_all_leave
         if header.get("waits") is True and world.is_ending and self._last_tier is not None and self.record is not None:
@@ -604,7 +662,7 @@ class Keeper:
         with self._lock:
             world = self._world
             if world is None or world.lead is None or header.get("generation") != world.generation:
-                return {"error": "another world"}, b""
+                return {"error": _ANOTHER_WORLD}, b""
             if not isinstance(rank, int) or not 0 < rank < world.size:
                 return {"error": "no rank of this world"}, b""
             ending = Ending(header.get("leaving") is True, header.get("done") is not False)
