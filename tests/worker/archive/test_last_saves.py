@@ -308,3 +308,19 @@ def test_what_was_deleted_is_not_archived_again_by_a_pod_that_still_has_a_part(
     newest = reading.find_saves(Storage(archive.url))[0][1]
     assert sorted(newest.record.files) == ["model.pt", "step-2/0.bin", "step-2/1.bin"]
     assert not made
+
+
+def test_nobody_waits_for_what_a_pod_that_has_gone_was_sending(gang: Gang) -> None:
+    """Rank 0 has a copy of it."""
+    archive = find_archive(gang, rate=MIB / 4)
+    pods = [gang.pod(archive=archive) for _ in range(2)]
+    gang.enter(*pods)
+    first = os.urandom(4 * CHUNK_BYTES)
+    (pods[1].path / "first.pt").write_bytes(first)
+    objects = gang.folder / "store" / "uid" / "objects"
+    wait_for(lambda: objects.is_dir() and any(objects.iterdir()), "rank 1 has begun to send it")
+    pods[1].is_leaving = True
+    end_one(pods[1], 20.0, 1000.0, do_all_leave=False)
+    leave_a_world(pods[0])
+    end_waiting(pods[0], do_all_leave=False)
+    assert read_archived(gang, archive) == {"first.pt": first}

@@ -337,7 +337,7 @@ class Archive:
                     return False
                 if world.is_over:
                     raise OverError from None
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or world.members.has_left(rank):
                     raise StoreError(f"rank {rank} does not answer: {error}") from None
                 time.sleep(_POLL_SECONDS)
         if said.get("gone") is True:

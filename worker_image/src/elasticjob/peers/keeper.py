@@ -199,6 +199,11 @@ class Keeper:
                 world = self._world
                 return {} if world is None or world.lead is None else world.lead.find_writers(record)
 
+        def has_left(rank: int) -> bool:
+            with self._lock:
+                world = self._world
+                return world is not None and world.lead is not None and world.lead.has_left(rank)
+
         return Members(
             place.generation,
             place.rank,
@@ -207,6 +212,7 @@ class Keeper:
             find_writers,
             connections.shut,
             connections.close,
+            has_left,
         )
 
     @property

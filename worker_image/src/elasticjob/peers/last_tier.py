@@ -55,6 +55,7 @@ class Members:
     find_writers: Callable[[Record], Mapping[str, Sequence[int]]]  # ranks that have written these chunks, by digest
     shut: Callable[[], None]  # ends all requests, from any thread ...
     close: Callable[[], None]  # ... and then their connections
+    has_left: Callable[[int], bool] = lambda rank: False  # whether this rank has gone, and is not to be waited for
 
 
 class LastTier(Protocol):

@@ -98,6 +98,10 @@ class Lead:
             self._left.add(rank)
             self.has_news = True
 
+    def has_left(self, rank: int) -> bool:
+        """Whether this rank has gone, with all that it had written recorded."""
+        return rank in self._left
+
     @property
     def do_all_leave(self) -> bool:
         """Whether all pods have been told to end: none of them is left to hold a copy."""
