@@ -115,3 +115,14 @@ def test_nor_is_one_that_has_made_it() -> None:
     before = broken.scheduler.last_epoch
     broken.kept.catch_up()
     assert broken.scheduler.last_epoch == before
+
+
+def test_settings_of_the_beginning_hold_in_a_block_only_also_where_it_fails() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    schedules = StepSchedules([])
+    schedules.keep([optimizer])
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(MemoryError), schedules.before():
+        assert optimizer.param_groups[0]["lr"] == 1.0
+        raise MemoryError
+    assert optimizer.param_groups[0]["lr"] == 0.5

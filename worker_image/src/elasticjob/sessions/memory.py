@@ -162,6 +162,8 @@ class Memory:
             found = self.model_state.find_alone(before, self._clean, self._places.keys())
         except recovery.StateLostError as lost:
             return Alone(before + 1, 0, lacks=str(lost))
+        except (RuntimeError, MemoryError) as error:  # such as no memory for the parts and the whole
+            return Alone(before + 1, 0, lacks=f"its parts could not be put together ({error})")
         if found is None:
             return None
         self.committed, whole = found

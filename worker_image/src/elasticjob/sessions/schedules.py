@@ -120,9 +120,11 @@ class StepSchedules:
         now = [Settings(one.optimizer, one.number) for one in self._settings]
         for one in self._settings:
             one.apply()
-        yield
-        for one in now:
-            one.apply()
+        try:
+            yield
+        finally:
+            for one in now:
+                one.apply()
 
     @property
     def is_kept(self) -> bool:

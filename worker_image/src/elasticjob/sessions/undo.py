@@ -84,9 +84,11 @@ class Undo:
     def leaving_others(self) -> Iterator[None]:
         """After this block the others are as they were before it."""
         states = [copy.deepcopy(one.state_dict()) for one in self._others]
-        yield
-        for other, state in zip(self._others, states, strict=True):
-            load_state(other, state)
+        try:
+            yield
+        finally:
+            for other, state in zip(self._others, states, strict=True):
+                load_state(other, state)
 
     def skip(self, optimizer: torch.optim.Optimizer) -> None:
         """This one steps. Unless it was kept, the step cannot be taken back."""
