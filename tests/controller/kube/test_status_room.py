@@ -161,15 +161,16 @@ def fill(cache: Cache) -> None:
         cache.put_job(make_job(number, managedBy="example.com/other"))
 
 
-def make_pod(phase: str = "Running") -> dict[str, Any]:
-    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": "j0", "uid": "greedy-j0", "controller": True}
+def make_pod(phase: str = "Running", job: str = "j0") -> dict[str, Any]:
+    uid = f"greedy-{job}"
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job, "uid": uid, "controller": True}
     labels = {
         names.LABEL_APP: names.LABEL_APP_VALUE,
-        names.LABEL_JOB: "j0",
-        names.LABEL_JOB_UID: "greedy-j0",
+        names.LABEL_JOB: job,
+        names.LABEL_JOB_UID: uid,
         names.LABEL_INDEX: "0",
     }
-    metadata: dict[str, Any] = {"name": names.pod_name("j0", 0), "namespace": "greedy", "labels": labels}
+    metadata: dict[str, Any] = {"name": names.pod_name(job, 0), "namespace": "greedy", "labels": labels}
     metadata |= {"uid": phase, "resourceVersion": "6", "ownerReferences": [owner]}
     containers = [{"name": "node", "image": "train:1"}]
     return {"metadata": metadata, "spec": {"containers": containers}, "status": {"phase": phase}}
@@ -322,3 +323,38 @@ def test_a_job_with_pods_is_kept_as_it_is() -> None:
     assert len(cache.jobs[KEY][0].status.timeline) == 50
     cache.drop_pod("Running")
     assert cache.jobs[KEY][0].status.timeline == []
+
+
+def count_whole(cache: Cache) -> int:
+    return sum(1 for job, _ in cache.jobs.values() if job.status.timeline)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_after_a_restart_running_jobs_are_kept_as_they_are_though_their_pods_are_read_later() -> None:
+    """Each would be read again by its first pass, at which the API server has the most to do."""
+    cache = Cache(lambda key: None)
+    for number in range(30):
+        raw = make_job(number, end="Degraded")
+        raw["status"]["replicas"] = 1
+        cache.put_job(raw)
+    for number in range(29):
+        cache.put_pod(make_pod(f"pod-{number}", f"j{number}"))
+    asyncio.run(cache.know_jobs())
+    assert count_whole(cache) == 30
+    for number in range(100, 130):
+        cache.put_job(make_job(number))
+    assert cache.jobs["greedy", "j129"][0].is_short, "the room is full"
+    cache.put_pod(make_pod("pod-29", "j29"))
+    cache.put_job(make_job(130))
+    assert not cache.jobs["greedy", "j130"][0].is_short, "a job that gets pods has left the room"
+
+
+@pytest.mark.usefixtures("small_room")
+def test_after_a_restart_jobs_share_the_room_whose_pods_are_gone() -> None:
+    cache = Cache(lambda key: None)
+    for number in range(30):
+        raw = make_job(number, end="Degraded")
+        raw["status"]["replicas"] = 1
+        cache.put_job(raw)
+    asyncio.run(cache.know_jobs())
+    assert 3 < count_whole(cache) < 29
