@@ -108,7 +108,9 @@ class Cache:
             self._leave_rooms(key)  # of a predecessor
         job = self._room.let_in(seen, before, is_first_list=not self.jobs_known)
         is_known = before is not None and known is not None and known[1] == version and _waits(job)
-        self.jobs[key] = (self._statuses.let_in(job, has_pods=key in self._pods), version)
+        # At the start, pods may be read after their jobs: until `know_jobs`, the status says which ones have some.
+        has_pods = key in self._pods or (not self.jobs_known and job.status.replicas > 0)
+        self.jobs[key] = (self._statuses.let_in(job, has_pods=has_pods), version)
         if not is_known:
             self._wake(key)
 
@@ -195,6 +197,8 @@ class Cache:
         same = known if before == key else None
         self._move(key, same.node if same is not None else "", pod.node)
         self._count(key[0], same, pod)
+        if key not in self._pods:
+            self._statuses.leave(key)
         self._pods.setdefault(key, {})[uid] = pod
         self._job_of[uid] = key
         self._wake(key)
@@ -220,10 +224,14 @@ class Cache:
         self._count(key[0], pod, None)
         if not self._pods[key]:
             del self._pods[key]
-            if key in self.jobs and not self.jobs[key][0].is_short:
-                job, version = self.jobs[key]
-                self.jobs[key] = (self._statuses.let_in(job, has_pods=False), version)
+            self._shorten(key)
         self._wake(key)
+
+    def _shorten(self, key: JobKey) -> None:
+        """The job has no pods: its status is kept as far as there is room."""
+        if key in self.jobs and not self.jobs[key][0].is_short:
+            job, version = self.jobs[key]
+            self.jobs[key] = (self._statuses.let_in(job, has_pods=False), version)
 
     def _count(self, namespace: str, before: Pod | None, after: Pod | None) -> None:
         has_come, had_come = after is not None and not after.terminal, before is not None and not before.terminal
@@ -392,8 +400,12 @@ class Cache:
         return key not in self.jobs and key not in self._ended
 
     async def know_jobs(self) -> None:
-        """All jobs were read, and all children: those of no job at all are forgotten."""
+        """All jobs were read, and all pods and children: those of no job at all are forgotten."""
         self.jobs_known = True
+        said = [key for key, (job, _) in self.jobs.items() if job.status.replicas > 0 and key not in self._pods]
+        async for key in turn.one_by_one(said):
+            if key not in self._pods:
+                self._shorten(key)
         async for key in turn.one_by_one(list(self._children)):
             if self._is_unknown(key):
                 self.forget(key)
