@@ -137,6 +137,15 @@ def test_the_authority_is_given_where_there_is_one() -> None:
     assert [c.values for c in made.ensure if c.kind is Kind.CONFIG_MAP] == [(("ca.crt", "PEM"),)]
 
 
+def test_pods_that_are_not_made_are_not_counted() -> None:
+    """Of a job whose template is not kept, none are: the pods that it has begin without them."""
+    job = replace(make_job(make_spec(1, 3), started()), lacks_template=True)
+    made = plan(see(job, (make_pod(0),), agents={"u0": make_agent(0, "ready")}))
+    assert (made.create, made.confirm) == ((), False)
+    assert made.status.replicas == 1
+    assert made.status.rendezvous.world_size == 1
+
+
 def test_objects_that_are_as_wanted_are_left_alone() -> None:
     first = plan(see(make_job()))
     children = frozenset((c.kind.value, c.name, c.digest) for c in first.ensure)
