@@ -61,8 +61,6 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
     served = () if seen.job.deleting else {p.uid for p in seen.pods}
     released = directives.release({**seen.agents, **seen.leftover}, served)
     made = _plan(seen, config)
-    if seen.job.lacks_template:
-        made = replace(made, create=(), confirm=False)
     made = replace(made, events=(*made.events, *_tell_forced(seen, made)))
     if made.status is not seen.job.status:
         made = _report_quota(seen, _warn(seen, config, made))

@@ -131,8 +131,11 @@ def _ask(view: View) -> int:
 def _count_missing(seen: Seen, spec: api.Spec, size: Size, kept: int, *, is_ending: bool) -> int:
     """How many pods to create. A finishing world gets new pods only if no member is left to finish it.
 
-    In a queue, a terminating pod holds its quota until it is gone; its replacement is created after that.
+    In a queue, a terminating pod holds its quota until it is gone; its replacement is created after that. Without its
+    template, a job gets none: nobody waits for them.
     """
+    if seen.job.lacks_template:
+        return 0
     missing = max(0, size.pods - kept)
     if is_ending:
         missing = 0 if kept else min(size.pods, size.wanted)
