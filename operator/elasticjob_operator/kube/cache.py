@@ -261,13 +261,13 @@ class Cache:
 
     async def replace_pods(self, uids: list[str], version: str, namespace: str = "") -> None:
         """The UIDs of all pods at one version, optionally of one namespace; each was entered already."""
+        self.lists.end("Pod", namespace, version)
         listed = {uid async for uid in turn.one_by_one(uids)}
         async for uid in turn.one_by_one([*self._job_of, *self._strangers]):
             found = self._locate(uid) if uid not in listed else None
             # A pod that we created after the list was taken is not missing, only newer.
             if found is not None and namespace in ("", found[0]) and not is_older(version, found[1]):
                 self.drop_pod(uid, version)
-        self.lists.end("Pod", namespace, version)
 
     def _locate(self, uid: str) -> tuple[str, str] | None:
         """The namespace and the version of this pod, a worker or not; None if it is gone."""
@@ -423,13 +423,13 @@ class Cache:
 
     async def replace_children(self, kind: str, uids: list[str], version: str, namespace: str = "") -> None:
         """The UIDs of all objects of this kind."""
+        self.lists.end(kind, namespace, version)
         listed = {uid async for uid in turn.one_by_one(uids)}
         async for key in turn.one_by_one([key for key in self._children if namespace in ("", key[0])]):
             for (of_kind, name), child in list(self._children.get(key, {}).items()):
                 if of_kind == kind and child.uid not in listed and not is_older(version, child.version):
                     self._gone_children[child.uid] = version
                     self.drop_child(kind, *key, name)
-        self.lists.end(kind, namespace, version)
 
     def children(self, job: Job) -> frozenset[tuple[str, str, str]]:
         """(kind, name, digest) of the children of this job, not of a predecessor; "" if someone else

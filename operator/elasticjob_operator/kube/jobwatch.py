@@ -83,10 +83,10 @@ class JobWatch:
         for namespace in self._namespaces or ("",):
             before = [(key, job.uid) for key, (job, _) in self._cache.jobs.items() if namespace in ("", key[0])]
             present, version = await self._list(namespace, take)
+            self._cache.lists.end(names.KIND, namespace, version)
             async for key, uid in turn.one_by_one(before):
                 if uid not in present:
                     self._cache.drop_job(key, uid)
-            self._cache.lists.end(names.KIND, namespace, version)
 
     async def _list(self, namespace: str, take: Take | None) -> tuple[set[str], str]:
         """The UIDs of the existing jobs in this namespace, or in all, and the version of the list."""

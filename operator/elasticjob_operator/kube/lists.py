@@ -27,7 +27,7 @@ class Lists:
         return self._ended
 
     def end(self, kind: str, namespace: str, version: str) -> None:
-        """Each object of this list was entered."""
+        """Each object of this list was entered; what it lacks is dropped next, between which others have the loop."""
         self._ended += 1
         self._last[kind, namespace] = self._ended, version
 

@@ -134,13 +134,13 @@ class Store:
 
     async def replace_workloads(self, uids: list[str], version: str, namespace: str = "") -> None:
         """The UIDs of all Workloads."""
+        self.lists.end(KIND, namespace, version)
         listed = {uid async for uid in turn.one_by_one(uids)}
         async for of, name in turn.one_by_one(list(self._places)):
             known = self._find(of, name) if namespace in ("", of) else None
             if known is not None and known.uid not in listed and not is_older(version, known.version):
                 self._gone[known.uid] = version
                 self.drop_workload(of, name, known.uid)
-        self.lists.end(KIND, namespace, version)
 
     def keys(self) -> tuple[JobKey, ...]:
         return tuple(self._workloads)
