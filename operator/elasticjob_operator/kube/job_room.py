@@ -72,9 +72,9 @@ class JobRoom:
         if before is not None and before.spec is not None and was_in and not before.lacks_template:
             return _with_spec_of(before, job, no_room)
         self._asked.pop(key, None)
-        if was_in and job.spec is not None and (spec := _without_large_parts(job.spec)) is not None:
-            self._berths.put(key, count_bytes(spec.template), again=True)
-            return _without_new_pods(job, spec, no_room)
+        rest = _without_large_parts(job.spec) if was_in and job.spec is not None else None
+        if rest is not None and self._berths.put(key, _measure_spec(rest), again=True):
+            return _without_new_pods(job, rest, no_room)
         self._berths.clear(key)
         return replace(job, spec=None, asked=None, problems=(), awaited=None, notices=(), no_room=no_room)
 
@@ -132,8 +132,11 @@ def _without_large_parts(spec: api.Spec) -> api.Spec | None:
             pod[name] = [_shorten(one) for one in spec.template["spec"][name]]
     metadata = {name: value for name, value in (spec.template.get("metadata") or {}).items() if _is_small(value)}
     kept = spec.model_copy(update={"template": {"metadata": metadata, "spec": pod}})
-    size = count_bytes(kept.template, kept.model_dump(exclude={"template"}, exclude_none=True))
-    return kept if size <= KEPT_BYTES else None
+    return kept if _measure_spec(kept) <= KEPT_BYTES else None
+
+
+def _measure_spec(spec: api.Spec) -> int:
+    return count_bytes(spec.template, spec.model_dump(exclude={"template"}, exclude_none=True))
 
 
 def _shorten(container: Mapping[str, Any]) -> dict[str, Any]:
