@@ -112,13 +112,14 @@ def test_without_a_rule_workers_write_where_they_would() -> None:
         assert files == (None, 5)
 
 
-@pytest.mark.parametrize("rules", ["{", "[1]", '[{"rule": "A"}]', '[{"rule": "A", "pattern": "("}]', "{}"])
+@pytest.mark.parametrize("rules", ["{", "not json", "[1]", '[{"rule": "A"}]', '[{"rule": "A", "pattern": "("}]', "{}"])
 def test_rules_that_are_not_understood_are_told_and_nothing_is_looked_for(
     rules: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "elasticjob"):
         assert output.read_rules(rules) == []
-    assert "are not understood" in caplog.text
+        assert output.digest(rules) == ""
+    assert caplog.text.count("are not understood") == 1
 
 
 def test_a_mistake_in_the_looking_does_not_stop_the_passing_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -143,6 +144,39 @@ def test_a_revision_that_finds_no_room_is_unpacked_once_there_is_some(
     assert caplog.text.count("No space left on device") == 1, "it is told once"
     monkeypatch.setattr(Path, "write_bytes", write)
     assert codes.look() == (SENT.digest,)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    for number in (1, 2):
+        mount(tmp_path / "a", replace(SENT, variables={"NUMBER": str(number)}))
+        assert codes.look() == codes.look() == ()
+    assert caplog.text.count("No space left on device") == 3, "each revision is told once"
+    codes.close()
+
+
+def test_no_room_for_any_folder_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mount(tmp_path / "a", SENT)
+    names = map(str, itertools.count())
+
+    def fail(**_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", f"/tmp/elasticjob-code-{next(names)}")
+
+    monkeypatch.setattr(revisions.tempfile, "mkdtemp", fail)
+    codes = Revisions(tmp_path)
+    assert codes.look() == codes.look() == ()
+    assert caplog.text.count("No space left on device") == 1
+
+
+@pytest.mark.parametrize("paths", [("a" * 300,), ("a", "a/b"), ("a/b", "a")])
+def test_files_that_can_be_nowhere_are_told_once_and_not_tried_again(
+    paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    revision, tries = revisions.Revision("0" * 64, tuple(revisions.File(path, b"") for path in paths)), []
+    monkeypatch.setattr(revisions, "read", lambda folder: tries.append(folder) or revision)
+    mount(tmp_path / "a", SENT)
+    codes = Revisions(tmp_path)
+    assert codes.look() == codes.look() == ()
+    assert len(tries) == 1 and caplog.text.count("update the job once more") == 1
     codes.close()
 
 
@@ -179,6 +213,7 @@ def test_changes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("C/run.sh a", ("b",), "F/run.sh b"),
         ("python -u Cx/train.py", None, "python -u Cx/train.py"),
         ("python -u C/train.py /dataC/x /dataC", None, "python -u F/train.py /dataC/x /dataC"),
+        ("python -u C/train.py -IC/include -xLC/x", None, "python -u F/train.py -IF/include -xLC/x"),
         ("python -u C/train.py --roots=C,C/b 'C'", None, "python -u F/train.py --roots=F,F/b 'F'"),
     ],
 )
