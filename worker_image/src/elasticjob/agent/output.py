@@ -41,8 +41,10 @@ class LogRule:
 
 def read_rules(text: str) -> list[LogRule]:
     """The rules from the operator, without those that this version does not understand: the log names them."""
-    found = []
-    for one in _list_rules(text):
+    found, parsed = [], _parse(text)
+    if not isinstance(parsed, list):
+        logger.warning("The rules about the output of the workers are not understood.")
+    for one in _list_rules(parsed):
         rule = _read_rule(one)
         if isinstance(rule, LogRule):
             found.append(rule)
@@ -52,15 +54,15 @@ def read_rules(text: str) -> list[LogRule]:
     return found
 
 
-def _list_rules(text: str) -> list[Any]:
+def _parse(text: str) -> Any:
     try:
-        listed = json.loads(text or "[]")
+        return json.loads(text or "[]")
     except ValueError:
-        listed = None
-    if not isinstance(listed, list):
-        logger.warning("The rules about the output of the workers are not understood.")
-        return []
-    return listed[:_MOST_RULES]
+        return None
+
+
+def _list_rules(parsed: Any) -> list[Any]:
+    return parsed[:_MOST_RULES] if isinstance(parsed, list) else []
 
 
 def _read_rule(one: Any) -> LogRule | str:
@@ -76,9 +78,9 @@ def _read_rule(one: Any) -> LogRule | str:
 
 def digest(text: str) -> str:
     """By which the operator knows which rules are looked for; "" if none are."""
-    listed = _list_rules(text)
-    known = [one for one in listed if isinstance(_read_rule(one), LogRule)]
-    looked_for = text if known == json.loads(text or "[]") else json.dumps(known)
+    parsed = _parse(text)
+    known = [one for one in _list_rules(parsed) if isinstance(_read_rule(one), LogRule)]
+    looked_for = text if known == parsed else json.dumps(known)
     return hashlib.sha256(looked_for.encode()).hexdigest()[:12] if known else ""
 
 
