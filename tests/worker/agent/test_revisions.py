@@ -6,6 +6,7 @@ import base64
 import errno
 import itertools
 import json
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,9 +145,10 @@ def test_a_revision_that_finds_no_room_is_unpacked_once_there_is_some(
     assert caplog.text.count("No space left on device") == 1, "it is told once"
     monkeypatch.setattr(Path, "write_bytes", write)
     assert codes.look() == (SENT.digest,)
-    monkeypatch.setattr(Path, "write_bytes", fail)
     for number in (1, 2):
+        monkeypatch.setattr(Path, "write_bytes", write)
         mount(tmp_path / "a", replace(SENT, variables={"NUMBER": str(number)}))
+        monkeypatch.setattr(Path, "write_bytes", fail)
         assert codes.look() == codes.look() == ()
     assert caplog.text.count("No space left on device") == 3, "each revision is told once"
     codes.close()
@@ -161,18 +163,24 @@ def test_no_room_for_any_folder_is_told_once(
     def fail(**_: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device", f"/tmp/elasticjob-code-{next(names)}")
 
-    monkeypatch.setattr(revisions.tempfile, "mkdtemp", fail)
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
     codes = Revisions(tmp_path)
     assert codes.look() == codes.look() == ()
     assert caplog.text.count("No space left on device") == 1
 
 
-@pytest.mark.parametrize("paths", [("a" * 300,), ("a", "a/b"), ("a/b", "a")])
+@pytest.mark.parametrize("paths", [("a" * 300,), ("a", "a/b"), ("a/b", "a"), ("\0",)])
 def test_files_that_can_be_nowhere_are_told_once_and_not_tried_again(
     paths: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    revision, tries = revisions.Revision("0" * 64, tuple(revisions.File(path, b"") for path in paths)), []
-    monkeypatch.setattr(revisions, "read", lambda folder: tries.append(folder) or revision)
+    revision = revisions.Revision("0" * 64, tuple(revisions.File(path, b"") for path in paths))
+    tries = []
+
+    def read(folder: Path) -> revisions.Revision:
+        tries.append(folder)
+        return revision
+
+    monkeypatch.setattr(revisions, "read", read)
     mount(tmp_path / "a", SENT)
     codes = Revisions(tmp_path)
     assert codes.look() == codes.look() == ()

@@ -8,6 +8,7 @@ that folder in place of the one that the pod was created with.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -32,7 +33,10 @@ INDEX: Final = "revision.json"
 LOOK_EVERY: Final = 1.0
 _SEARCH_PATH: Final = "PYTHONPATH"
 PATIENCE: Final = 100.0  # seconds that a pod waits for what its world runs
-_CODE: Final = re.compile(r"(?<![\w.-])" + re.escape(env.CODE_PATH) + r"(?![\w.-])")  # and no part of another path
+# The path and no part of another one; after an option of one letter too, such as -I.
+_CODE: Final = re.compile(r"(?:(?<![\w.-])|(?<=(?<![\w.-])-[A-Za-z]))" + re.escape(env.CODE_PATH) + r"(?![\w.-])")
+# Errors of a file's name, which no other moment changes.
+_LASTING: Final = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ}
 
 
 class RevisionError(Exception):
@@ -138,10 +142,13 @@ def unpack(revision: Revision, base: Path) -> Path:
             place.write_bytes(file.content)
             place.chmod(0o755 if file.executable else 0o644)
         fresh.rename(folder)
-    except OSError as error:
-        raise NoRoomError(
-            f"{base}: cannot hold the new code ({error.strerror}): mount an emptyDir at {base.parent}"
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        named = f"the new code {revision.digest[:12]}"
+        if isinstance(error, ValueError) or error.errno in _LASTING:
+            text = f"{named} has a file that can be nowhere ({error})"
+            raise RevisionError(f"{text}: rename it, and update the job once more") from None
+        text = f"{base}: cannot hold {named} ({error.strerror or error})"
+        raise NoRoomError(f"{text}: mount an emptyDir at {base.parent}") from None
     return folder
 
 
@@ -154,7 +161,7 @@ class Revisions:
         self._base: Path | None = None
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._places: dict[Path, Place] = {}  # by what is mounted
-        self._told = ""
+        self._told: dict[Path, str] = {}  # what is mounted and finds no room, and how that was told
         self._running: Place | None = None
 
     @property
@@ -188,13 +195,15 @@ class Revisions:
                 try:
                     revision = read(folder)
                     if revision is not None:
-                        self._places[folder] = Place(revision, unpack(revision, self._find_base()))
-                except RevisionError as error:
-                    if str(error) != self._told:
+                        self._places[folder] = Place(revision, unpack(revision, self._find_base(revision)))
+                        self._told.pop(folder, None)
+                except NoRoomError as error:
+                    del self._stamps[folder]  # there may be some later
+                    if str(error) != self._told.get(folder):
                         logger.error("%s", error)  # noqa: TRY400 - it says all
-                    self._told = str(error)
-                    if isinstance(error, NoRoomError):
-                        del self._stamps[folder]  # there may be some later
+                    self._told[folder] = str(error)
+                except RevisionError as error:
+                    logger.error("%s", error)  # noqa: TRY400 - it says all
             self._forget()
             return tuple(sorted({place.revision.digest for place in self._places.values()}))
 
@@ -220,12 +229,13 @@ class Revisions:
         if self._base is not None:
             shutil.rmtree(self._base, ignore_errors=True)
 
-    def _find_base(self) -> Path:
+    def _find_base(self, revision: Revision) -> Path:
         if self._base is None:
             try:
                 self._base = Path(tempfile.mkdtemp(prefix="elasticjob-code-"))
             except OSError as error:
-                raise NoRoomError(f"no folder can hold the new code ({error}): mount an emptyDir at /tmp") from None
+                text = f"no folder can hold the new code {revision.digest[:12]} ({error.strerror or error})"
+                raise NoRoomError(f"{text}: mount an emptyDir at /tmp") from None
         return self._base
 
     def _forget(self) -> None:
