@@ -224,6 +224,10 @@ class ElasticJobRendezvous(RendezvousHandler):
             generation = self.executor.state.generation
             self.executor.publish_end(wire.FAILED, wire.Failure(generation, message=str(error)))
             fail(str(error))
+        if self._code is None:
+            self._server.import_with({})
+        else:
+            self._server.import_with(self._code.find_variables(os.environ), self._code.folder)
 
     def _redirect(
         self, command: tuple[str, ...], environ: Mapping[str, str]

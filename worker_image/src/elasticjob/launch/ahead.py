@@ -19,20 +19,21 @@ from elasticjob.torchcompat import forking
 IMPORT_SECONDS = 60.0  # imports that take longer are made by the workers
 
 
-def import_ahead(arguments: Sequence[str]) -> None:
+def import_ahead(arguments: Sequence[str], code: str = "") -> None:
     """Import what the script will import first, in a child that goes on in our place; return in that child.
 
     Where that does harm, the next child goes less far. The parent waits: it must live, since its children die with it.
     It returns too when no child could go on: then the workers import for themselves, and meet what is wrong.
+    `code`: a folder of an update, from which nothing is imported.
     """
     try:
-        _import_ahead(arguments)
+        _import_ahead(arguments, code)
     except Exception as error:  # whatever it is, workers can start
         print(f"elasticjob: the workers make their imports themselves: {error!r}.", file=sys.stderr, flush=True)
 
 
-def _import_ahead(arguments: Sequence[str]) -> None:
-    script = _find_script(arguments)
+def _import_ahead(arguments: Sequence[str], code: str) -> None:
+    script = _find_script(arguments, code)
     steps = () if script is None else _find_steps(script)
     while script is not None and _saves_time(steps):
         ours, theirs = socket.socketpair()
@@ -120,7 +121,7 @@ def _loses_devices() -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def _find_script(arguments: Sequence[str]) -> preload.Script | None:
+def _find_script(arguments: Sequence[str], code: str) -> preload.Script | None:
     """The script that torchrun will find in these arguments; None where it finds none."""
     from torch.distributed import run as torchrun
 
@@ -130,6 +131,6 @@ def _find_script(arguments: Sequence[str]) -> preload.Script | None:
             parser.add_argument("--use-env", "--use_env", action="store_true")  # of torch.distributed.launch
             args = parser.parse_args(list(arguments))
         argv = [str(args.training_script), *map(str, args.training_script_args)]
-        return preload.find_script(argv, is_module=bool(args.module), cwd=Path.cwd())
+        return preload.find_script(argv, is_module=bool(args.module), cwd=Path.cwd(), code=code)
     except (SystemExit, OSError, ValueError):  # it says so itself
         return None

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from elasticjob import env
@@ -135,16 +136,19 @@ class ForkServer:
         theirs.close()
         self._standby = Child(pid)
 
-    def import_with(self, variables: Mapping[str, str]) -> None:
+    def import_with(self, variables: Mapping[str, str], code: Path | None = None) -> None:
         """Let workers start from a process that had these variables, besides those of this one, when it made its
         imports. If they matter there, a new standby makes them again; the first worker waits for it.
+
+        `code`: a folder whose modules the workers import themselves, like those that the job was sent with.
         """
         if self._channel is None or not self._are_stale(variables):
             return
         self.close()
         self._variables, self._has_imported, self._read = dict(variables), False, None
         ours, theirs = socket.socketpair()
-        command = (sys.executable, "-u", "-m", standby.__name__, str(theirs.fileno()), *self._arguments)
+        own = "" if code is None else str(code)
+        command = (sys.executable, "-u", "-m", standby.__name__, str(theirs.fileno()), own, *self._arguments)
         environ, files = {**os.environ, **variables}, [theirs.fileno()]
         with theirs:
             try:

@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 import tokenize
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -183,6 +183,7 @@ class Script:
     entry: str | None  # the first one of its sys.path, where its own modules lie; None where it has none of its own
     package: str = ""
     sent: tuple[str, ...] = ()  # further ones, of the code that travels: an update puts other modules in their place
+    code: str = ""  # where an update is unpacked, whose modules are the script's own too
 
     def read_own(self, module: str) -> Source | None:
         """The source of a module that lies beside the script, or in the code that was sent with it."""
@@ -210,25 +211,30 @@ def read_source(file: Path) -> str:
         return ""
 
 
-def find_script(argv: Sequence[str], *, is_module: bool, cwd: Path) -> Script | None:
-    """Where the script is; None where it is no file that can be read."""
+def find_script(argv: Sequence[str], *, is_module: bool, cwd: Path, code: str = "") -> Script | None:
+    """Where the script is; None where it is no file that can be read. `code`: where an update is unpacked."""
     if not argv:
         return None
     entry = main_module.find_first_entry(("-m", *argv) if is_module else argv)
-    sent = tuple(one for one in sys.path if one != entry and _is_within(one, env.CODE_PATH))
+    sent = tuple(one for one in sys.path if one != entry and _is_within_any(one, _find_sent(code)))
     if not is_module:
         file = Path(main_module.make_absolute(argv[0]))
         file = file / "__main__.py" if file.is_dir() else file
-        return Script(tuple(argv), file, entry, sent=sent) if file.is_file() else None
+        return Script(tuple(argv), file, entry, sent=sent, code=code) if file.is_file() else None
     place = cwd.joinpath(*argv[0].split("."))
     for file, package in ((place / "__main__.py", argv[0]), (place.with_suffix(".py"), argv[0].rpartition(".")[0])):
         if file.is_file():
-            return Script((str(file), *argv[1:]), file, entry, package, sent)
+            return Script((str(file), *argv[1:]), file, entry, package, sent, code)
     return None
 
 
-def _is_within(path: str, folder: str) -> bool:
-    return f"{path}{os.sep}".startswith(f"{folder}{os.sep}")
+def _find_sent(code: str) -> tuple[str, ...]:
+    """Where the code lies that was sent: with the job, and with an update that is unpacked in `code`, if not ""."""
+    return (env.CODE_PATH, code) if code else (env.CODE_PATH,)
+
+
+def _is_within_any(path: str, folders: Iterable[str]) -> bool:
+    return any(f"{path}{os.sep}".startswith(f"{folder}{os.sep}") for folder in folders)
 
 
 @dataclass(frozen=True)
@@ -241,7 +247,7 @@ class Outcome:
 
 def run(steps: Sequence[Step], script: Script) -> Outcome:
     """Carry out the steps in this process, up to the first that does harm. After harm the process is of no use."""
-    watch = _Watch(script.entry)
+    watch = _Watch(script.entry, _find_sent(script.code))
     main_module.lead_path(script.entry)
     sys.argv = list(script.argv)
     with watch:
@@ -299,9 +305,9 @@ def _import_name(module: ModuleType, step: Import, name: str) -> None:
 class _Watch(importlib.abc.MetaPathFinder):
     """Looks after every module that is imported at what its own code did, apart from what it imports in turn."""
 
-    def __init__(self, entry: str | None) -> None:
+    def __init__(self, entry: str | None, sent: Sequence[str]) -> None:
         self.harm: str | None = None
-        self._own = (*([] if entry is None else [str(Path(entry))]), env.CODE_PATH)
+        self._own = (*([] if entry is None else [str(Path(entry))]), *sent)
         self._last = Footprint.look()
         self._depth = 0  # modules that are being loaded
         self._suspicion: str | None = None  # what one of them has done, perhaps for a moment
@@ -343,7 +349,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         return spec
 
     def _is_own(self, origin: str) -> bool:
-        return any(_is_within(origin, folder) for folder in self._own) and "site-packages" not in origin
+        return _is_within_any(origin, self._own) and "site-packages" not in origin
 
     def _ask_others(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None

@@ -51,14 +51,18 @@ def main() -> None:
         process.die_with_parent(os.getppid())
         main_module.leave_path()
         become(sys.argv[2:])
-    serve(socket.socket(fileno=int(sys.argv[1])), os.getppid(), sys.argv[2:], os.getpid())
+    channel, *rest = sys.argv[1:]
+    serve(socket.socket(fileno=int(channel)), os.getppid(), rest[1:], os.getpid(), rest[0] if rest else "")
 
 
-def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = (), first: int | None = None) -> NoReturn:
+def serve(
+    channel: socket.socket, agent: int, arguments: Sequence[str] = (), first: int | None = None, code: str = ""
+) -> NoReturn:
     """Fork a worker for every order until the agent is gone. In each worker, the user's script takes over.
 
     `arguments` are those of torchrun: the standby imports what the script that they name imports. `first`: the process
-    with whose start the wait for workers began; by default the agent.
+    with whose start the wait for workers began; by default the agent. `code`: a folder of an update, if there is one:
+    what lies in it is left to the workers.
     """
     first = agent if first is None else first
     process.die_with_parent(agent)
@@ -73,7 +77,7 @@ def serve(channel: socket.socket, agent: int, arguments: Sequence[str] = (), fir
     before: dict[str, str] = {}
     if arguments and preload.is_on(os.environ):
         before = dict(os.environ)
-        ahead.import_ahead(arguments)
+        ahead.import_ahead(arguments, code)
     told = describe_start(with_torch, with_compiler, process.age(first))
     with contextlib.suppress(OSError):  # the agent has exited meanwhile, and has logged why
         channel.sendall(json.dumps(sorted(preload.read_names)).encode() + READY)
