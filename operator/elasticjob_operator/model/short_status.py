@@ -11,7 +11,8 @@ _MOST_CONDITIONS: Final = 32
 _MOST_MESSAGE: Final = 256
 _MOST_ITEMS: Final = 20
 _MOST_METRICS: Final = 8  # have series
-# By these, others decide, and metrics and tables tell of a job; none is long.
+# By these, others decide, and metrics and tables tell of a job; none is long. Incidents, stragglers and checks of nodes
+# are many: they have no series until the rest of the status is read.
 _KEPT: Final = (
     *("phase", "replicas", "ready_replicas", "selector", "nproc_per_node", "in_force", "origin", "goodput"),
     *("lost_seconds", "capacity", "scaling", "written_replicas", "template_hash", "observed_generation"),
