@@ -169,6 +169,15 @@ def test_a_gang_is_written_until_it_is_as_wanted() -> None:
     assert [dict(c.values)["minMember"] for c in groups(3, (group,))] == [3]
 
 
+def test_a_group_stays_as_it_is_while_its_template_is_not_kept() -> None:
+    """Its queue is an annotation of the template, and may be one of the parts that are not there."""
+    template = {"spec": {**TEMPLATE["spec"], "schedulerName": "volcano"}}
+    job = replace(make_job(make_spec(template=template), started()), lacks_template=True)
+    made = plan(see(job, (make_pod(0), make_pod(1))))
+    assert Kind.POD_GROUP not in {child.kind for child in made.ensure}
+    assert made.remove == ()
+
+
 @pytest.mark.parametrize(
     ("on", "off", "child"),
     [
