@@ -22,7 +22,8 @@ from elasticjob_operator.shares import Berths
 
 KEPT_BYTES: Final = 32 * 1024  # of the spec of a job, which is many times what most take ...
 KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and what is more, shares ...
-SMALL_BYTES: Final = 1024  # of the JSON of _SMALL in a change: so little does not wait for room
+SMALL_BYTES: Final = 1024  # of the JSON of _SMALL in a change: so little does not wait for room ...
+SMALL_PART_BYTES: Final = 1024  # ... and of memory, of a part of a template that is kept: a label or four
 _CONTAINERS: Final = ("containers", "initContainers")
 _SMALL: Final = ("replicas", "elastic_policy", "run_policy", "scaling")  # which are consistent with each other
 MOST_KEPT_BYTES: Final = 96 * 2**20  # ... so many bytes of all jobs, of which one namespace gets half
@@ -123,7 +124,8 @@ def _without_new_pods(job: Job, spec: api.Spec, no_room: NoRoom) -> Job:
 def _without_large_parts(spec: api.Spec) -> api.Spec | None:
     """The spec without what is large in its template, for which it keeps its digest; None if it is large all the same.
 
-    What pods hold of nodes and queues is known by this, how they end, and what their job keeps beside them.
+    What pods hold of nodes and queues is known by this, how they end, and what their job keeps beside them, but for its
+    PodGroup, which stays as it is.
     """
     _ = spec.template_hash, spec.shape  # those of the whole one are copied
     pod = {name: value for name, value in spec.template["spec"].items() if name not in _CONTAINERS and _is_small(value)}
@@ -144,7 +146,7 @@ def _shorten(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_small(value: object) -> bool:
-    return count_bytes(value) <= SMALL_BYTES
+    return count_bytes(value) <= SMALL_PART_BYTES
 
 
 def _measure(job: Job) -> int:

@@ -28,7 +28,7 @@ def wanted_children(job: Job, spec: api.Spec, config: Config) -> tuple[Child, ..
     if config.ca_pem:
         children.append(Child(Kind.CONFIG_MAP, names.ca_config_map_name(job.name), (("ca.crt", config.ca_pem),)))
     gang = find_gang(spec, config)
-    if gang:
+    if gang and not job.lacks_template:
         # Queue, class and resources are the template's.
         values = (("flavour", gang), ("minMember", spec.min_replicas), ("template", spec.template_hash))
         children.append(Child(Kind.POD_GROUP, names.pod_group_name(job.name), values))
