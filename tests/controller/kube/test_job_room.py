@@ -16,6 +16,7 @@ from controller.api_fixture import answering
 from elasticjob_operator.api import names
 from elasticjob_operator.kube import job_room
 from elasticjob_operator.kube.cache import Cache
+from elasticjob_operator.model import observe
 from elasticjob_operator.run.operator import Operator
 from elasticjob_operator.run.options import Options
 
@@ -231,6 +232,26 @@ def test_what_is_kept_of_such_jobs_takes_room_too(monkeypatch: pytest.MonkeyPatc
     jobs = [job for job, _ in cache.jobs.values()]
     assert 20 < sum(job.lacks_template for job in jobs) < 150
     assert all(job.lacks_template or job.no_room is not None for job in jobs)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_of_such_a_job_is_known_which_container_trains() -> None:
+    """However many annotations there are: its devices say how many processes a pod has."""
+    raw = make_job("runs", status={**STARTED, **WARNED, "observedGeneration": 6}, version=6)
+    raw["spec"]["template"]["metadata"] = {
+        "annotations": {f"example.com/{n}": "x" * 100 for n in range(20)} | {names.ANNOTATION_TRAINER: "train"}
+    }
+    raw["spec"]["template"]["spec"]["containers"].append(
+        {"name": "train", "image": "train:1", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    )
+    cache = Cache(lambda key: None)
+    for n in range(40):
+        cache.put_job(make_job(f"j{n}", status={"observedGeneration": 5}, spec={"managedBy": "a.b/c"}))
+    cache.put_job(raw)
+    job, _ = cache.jobs["greedy", "runs"]
+    assert job.lacks_template
+    assert job.spec is not None
+    assert observe.resolve_nproc(job.spec) == 4
 
 
 @pytest.mark.usefixtures("small_room")
