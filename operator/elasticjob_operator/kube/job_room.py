@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from elasticjob_operator import api
-from elasticjob_operator.api import podtemplate
+from elasticjob_operator.api import names, podtemplate
 from elasticjob_operator.api.names import JobKey
 from elasticjob_operator.model.observe import Job, NoRoom
 from elasticjob_operator.model.reading import Notice
@@ -132,7 +132,11 @@ def _without_large_parts(spec: api.Spec) -> api.Spec | None:
     for name in _CONTAINERS:
         if name in spec.template["spec"]:
             pod[name] = [_shorten(one) for one in spec.template["spec"][name]]
-    metadata = {name: value for name, value in (spec.template.get("metadata") or {}).items() if _is_small(value)}
+    whole = spec.template.get("metadata") or {}
+    metadata = {name: value for name, value in whole.items() if _is_small(value)}
+    trainer = (whole.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
+    if trainer and "annotations" not in metadata:  # others in there are of no use without new pods
+        metadata["annotations"] = {names.ANNOTATION_TRAINER: trainer}
     kept = spec.model_copy(update={"template": {"metadata": metadata, "spec": pod}})
     return kept if _measure_spec(kept) <= KEPT_BYTES else None
 
