@@ -474,6 +474,17 @@ def test_a_place_without_a_save_is_told(
     assert not capsys.readouterr().err
 
 
+def test_a_place_where_no_save_can_be_read_is_not_called_empty(
+    storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_saves(storage, 1, (10,))
+    storage.put(f"{layout.SAVES}/{reading.find_saves(storage)[0][0]}", b"cut")
+    assert cli.main(["archive", "list", storage.url]) == 0
+    said = capsys.readouterr().err
+    assert "cannot be used" in said
+    assert "holds no save" not in said
+
+
 def test_the_last_good_save_stays(storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where newer ones are not whole, and where nothing else is asked for."""
     write_saves(storage, 1, (10, 20, 30))

@@ -15,6 +15,7 @@ from elasticjob import env
 from elasticjob.archive import reading
 from elasticjob.archive.archive import Archive
 from elasticjob.archive.storage import Storage
+from elasticjob.archive.writing import GoneError, Leader
 from elasticjob.peers.directory import Workers
 from elasticjob.peers.records import CHUNK_BYTES, Record
 from worker.peers import gang as gangs
@@ -324,3 +325,76 @@ def test_nobody_waits_for_what_a_pod_that_has_gone_was_sending(gang: Gang) -> No
     leave_a_world(pods[0])
     end_waiting(pods[0], do_all_leave=False)
     assert read_archived(gang, archive) == {"first.pt": first}
+
+
+def await_request(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The answers that this pod, as rank 0, gives to pods that wait for a world and are told to end."""
+    answers: list[dict[str, Any]] = []
+    take_leave = pod.keeper._take_leave
+
+    def take(header: dict[str, Any]) -> dict[str, Any]:
+        answer = take_leave(header)
+        if header.get("waits") is True:
+            answers.append(answer)
+        return answer
+
+    monkeypatch.setattr(pod.keeper, "_take_leave", take)
+    return answers
+
+
+def test_a_pod_that_waits_is_told_to_end_before_rank_0_leaves_the_world(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes with it is archived once rank 0 notices that the world is over."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    (pods[0].path / "last.pt").write_bytes(b"last")
+    gang.await_kept(pods[0], 2)
+    answers = await_request(pods[0], monkeypatch)
+    pods[1].workers = Workers.DONE
+    thread = threading.Thread(target=end_waiting, args=(pods[1],), kwargs={"do_all_leave": False}, daemon=True)
+    thread.start()
+    wait_for(lambda: answers, "rank 0 is asked")
+    leave_a_world(pods[0])
+    thread.join(gangs.PATIENCE)
+    assert not thread.is_alive()
+    assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": b"last"}
+
+
+def test_a_pod_that_goes_hurries_no_world_that_begins_without_it(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 enters the next one at the moment when it is asked: there, somebody trains."""
+    archive = find_archive(gang)
+    pods = begin(gang, archive)
+    tier = pods[0].keeper._last_tier
+    assert isinstance(tier, Archive)
+    hurry = tier.hurry
+
+    def enter_and_hurry(*args: Any) -> None:
+        gang.enter(pods[0], gang.pod(archive=archive))
+        hurry(*args)
+
+    monkeypatch.setattr(tier, "hurry", enter_and_hurry)
+    answers = await_request(pods[0], monkeypatch)
+    leave_a_world(pods[0])
+    pods[1].workers = Workers.DONE
+    end_waiting(pods[1], do_all_leave=False)
+    assert answers
+    assert tier._world
+    assert (tier._world.members.generation, tier._world.is_hurry) == (2, False)
+
+
+def test_nobody_waits_for_what_cannot_be_archived_any_more(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = find_archive(gang)
+    (pod,) = begin(gang, archive, size=1)
+    tier = pod.keeper._last_tier
+    assert isinstance(tier, Archive)
+
+    def fail(*_: object) -> None:
+        wait_for(lambda: tier._changed._waiters, "the pod waits for it")  # type: ignore[attr-defined]
+        raise GoneError("the script has saved again")
+
+    (pod.path / "last.pt").write_bytes(b"last")
+    gang.await_kept(pod, 2, copies=0)
+    monkeypatch.setattr(Leader, "save", fail)
+    end([pod], 10.0, 1000.0)
+    assert pod.archive.reason == "NotInTime"
