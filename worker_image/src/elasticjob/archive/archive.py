@@ -61,7 +61,7 @@ class _World:
     is_hurry: bool = False
     has_lost: bool = False  # the store has lost something: what was sent is sent again
     is_over: bool = False
-    is_unfit: set[str] = field(default_factory=set)  # records of which something is lost
+    is_unfit: set[str] = field(default_factory=set)  # records that cannot be archived: something is lost, say
 
 
 class Archive:
@@ -145,20 +145,23 @@ class Archive:
             )
         return is_saved and is_newest
 
-    def hurry(self, record: Record, step: int | None) -> None:
-        self.offer(record, step)
+    def hurry(self, generation: int, record: Record, step: int | None) -> None:
         with self._changed:
-            if self._world is not None:
-                self._world.is_hurry = self._sender.has_hurry = True
-                self._world.retry_at = 0.0
-                self._changed.notify_all()
+            if self._world is not None and self._world.members.generation == generation:
+                self._hurry(self._world, record, step)
+
+    def _hurry(self, world: _World, record: Record, step: int | None) -> None:
+        self.offer(record, step)
+        world.is_hurry = self._sender.has_hurry = True
+        world.retry_at = 0.0
+        self._changed.notify_all()
 
     def _await_saved(self, record: Record, step: int | None, seconds: float) -> bool:
-        self.hurry(record, step)
         with self._changed:
             world = self._world
             if world is None or world.leader is None:
                 return False
+            self._hurry(world, record, step)
             is_over = self._changed.wait_for(
                 lambda: self._saved_name == record.name or world.is_over or record.name in world.is_unfit, seconds
             )
@@ -267,7 +270,7 @@ class Archive:
         except GoneError as error:  # the script has saved again meanwhile, or a pod is lost: the next one is tried
             logger.info("A checkpoint cannot be archived: %s.", error)
             if offered is not None:
-                world.is_unfit.add(offered[0].name)
+                self._note_unfit(world, offered[0])
         except OverError:
             if not world.is_over:
                 self._note_problem("NewerWorld", "another agent writes to the archive of this job, of a newer world")
@@ -281,7 +284,7 @@ class Archive:
             logger.warning("Could not archive a checkpoint: %s.", error)
             self._note_problem(error.reason, str(error))
             if isinstance(error, UnreadableError) and offered is not None:
-                world.is_unfit.add(offered[0].name)  # the next one may be smaller
+                self._note_unfit(world, offered[0])  # the next one may be smaller
             else:
                 self._put_off(world)
 
@@ -348,6 +351,11 @@ class Archive:
             failure.reason = reason
             raise failure
         return said.get("done") is not True
+
+    def _note_unfit(self, world: _World, record: Record) -> None:
+        with self._changed:
+            world.is_unfit.add(record.name)
+            self._changed.notify_all()  # nobody waits for it any more
 
     def _put_off(self, world: _World) -> None:
         world.retry_at = time.monotonic() + world.wait

@@ -55,6 +55,7 @@ class _World:
     said_at: float = 0.0
     entered_at: float = field(default_factory=time.monotonic)
     is_ending: bool = False
+    is_awaited: bool = False  # a pod that goes waits until rank 0 has archived the last record
     is_told: bool = False  # this pod has been told to end, and archives what is left if nobody else does
     archived: str = ""  # the name of the record that rank 0 has archived last, as far as this pod has heard
     is_alone: bool = False  # of what others have left: what they have deleted may still be in this pod's directory
@@ -401,6 +402,9 @@ class Keeper:
         self._is_cut_off = False
         with self._lock:
             world.is_ending = world.peers.has_hurry = True
+            is_awaited = world.is_awaited
+        if is_awaited:
+            self._hurry(world)
         while True:
             is_done = self._look_at_workers()[0] is Workers.DONE  # else what was not finished is no save
             if not is_done and not (do_all_leave and world.lead is not None):
@@ -659,9 +663,17 @@ class Keeper:
                 return {"told": world.is_told}
             world.lead.note_leaving(rank, left=header.get("left") is True)
             do_all_leave = world.lead.do_all_leave
-        if header.get("waits") is True and world.is_ending and self._last_tier is not None and self.record is not None:
-            self._last_tier.hurry(self.record, self._step_of(self.record))  # that pod may hold a part of it alone
+            waits = header.get("waits") is True  # it may hold a part of the last record alone
+            world.is_awaited |= waits
+            is_ending = world.is_ending
+        if waits and is_ending:
+            self._hurry(world)
         return {"leaving": do_all_leave}
+
+    def _hurry(self, world: _World) -> None:
+        record = self.record
+        if self._last_tier is not None and record is not None:
+            self._last_tier.hurry(world.generation, record, self._step_of(record))
 
     def _take_report(self, header: dict[str, Any], report: Report) -> tuple[dict[str, Any], bytes]:
         rank = header.get("rank")

@@ -83,8 +83,8 @@ class LastTier(Protocol):
     def offer(self, record: Record, step: int | None) -> None:
         """At rank 0: this is the newest record that enough pods have."""
 
-    def hurry(self, record: Record, step: int | None) -> None:
-        """At rank 0, while nobody trains: have this record saved now, as fast as possible."""
+    def hurry(self, generation: int, record: Record, step: int | None) -> None:
+        """At rank 0, while nobody trains: have this record saved now, as fast as possible; not in another world."""
 
     def take(self, header: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         """At other ranks: what rank 0 asks this one to send. Returns how far that is."""
