@@ -295,14 +295,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _telling():
             if given.command == "list":
                 lines = [_describe(save) for _, save in reading.walk_saves(storage)]
+                is_empty = not lines and not any(map(layout.order_of, storage.list(layout.SAVES)))
             elif given.command == "prune":
-                lines = _tell(prune(storage, given.keep, dry_run=not given.yes), is_done=given.yes)
+                pruned = prune(storage, given.keep, dry_run=not given.yes)
+                lines = _tell(pruned, is_done=given.yes)
+                is_empty = not pruned.kept and not pruned.saves
             else:
+                is_empty = False
                 lines = [_describe((pull if given.command == "pull" else push)(storage, given.folder, given.step))]
     except (CommandError, DamagedError, GoneError, OverError, StoreError, OSError) as error:
         sys.stderr.write(_printable(f"elasticjob archive: {error}") + "\n")
         return 1
-    if len(lines) == (given.command == "prune"):  # which ends with a sum
+    if is_empty:
         said = f"{storage.url} holds no save: the folder of a job is NAMESPACE/NAME/UID below checkpoints.archive.to"
         sys.stderr.write(_printable(f"elasticjob archive: {said}") + "\n")
     sys.stdout.write("".join(f"{_printable(line)}\n" for line in lines))
