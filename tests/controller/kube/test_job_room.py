@@ -224,13 +224,13 @@ async def test_after_a_restart_a_job_is_looked_after_whose_change_waits(
 
 def test_what_is_kept_of_such_jobs_takes_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace has as many of them as it likes."""
-    monkeypatch.setattr(job_room, "KEPT_JOBS", 10)
-    monkeypatch.setattr(job_room, "MOST_KEPT_BYTES", 256 * 1024)
+    monkeypatch.setattr(job_room, "KEPT_JOBS", 5)
+    monkeypatch.setattr(job_room, "MOST_KEPT_BYTES", 64 * 1024)
     cache = Cache(lambda key: None)
-    for n in range(300):
+    for n in range(80):
         cache.put_job(make_job(f"j{n}", status={**STARTED, **WARNED, "observedGeneration": 6}, version=6))
     jobs = [job for job, _ in cache.jobs.values()]
-    assert 20 < sum(job.lacks_template for job in jobs) < 150
+    assert 5 < sum(job.lacks_template for job in jobs) < 40
     assert all(job.lacks_template or job.no_room is not None for job in jobs)
 
 
