@@ -13,6 +13,10 @@ from elasticjob_operator.plan import archiving
 
 URL = "s3://bucket/runs/ns/job/uid"
 SAVED = wire.Archived(step=7, time="2026-11-27T22:00:00Z", bytes=5, files=1)
+LATER = wire.Archived(step=90, time="2026-11-27T23:00:00Z", bytes=5, files=1)
+BACK = wire.Archived(step=50, time="2026-11-27T22:30:00Z", bytes=5, files=1)  # the job went back to an earlier save
+UNCOUNTED_BEFORE = wire.Archived(time="2026-11-27T22:30:00Z", bytes=5, files=1)  # the script reports no steps
+UNCOUNTED = wire.Archived(time="2026-11-27T23:30:00Z", bytes=5, files=1)
 
 
 def told(**archive: object) -> wire.Checkpoint:
@@ -43,7 +47,15 @@ def test_condition(said: wire.Checkpoint | None, expected: tuple[bool, str] | No
         pytest.param([told(saves=(SAVED,)), told(reason="NotInTime")], 0, id="rank-0-counts"),
         pytest.param([told(), told(saves=(SAVED,))], 0, id="as-long-as-it-is-there"),
         pytest.param([None, told(), told(saves=(SAVED,))], 2, id="who-has-archived-instead"),
+        pytest.param([None, told(saves=(SAVED,)), told(saves=(LATER, SAVED))], 2, id="who-has-archived-more"),
+        pytest.param([None, told(saves=(LATER,)), told(saves=(SAVED,))], 1, id="in-any-order"),
+        pytest.param([None, told(saves=(LATER,)), told(saves=(BACK, LATER))], 2, id="who-has-seen-what-the-other-has"),
+        pytest.param([None, told(saves=(UNCOUNTED_BEFORE,)), told(saves=(UNCOUNTED,))], 2, id="without-steps"),
+        pytest.param([None, told(saves=(LATER,)), told(saves=(LATER,))], 1, id="both-the-same"),
+        pytest.param([None, told(reason="NotInTime"), told(saves=(LATER,))], 2, id="who-could"),
+        pytest.param([None, told(saves=(LATER,), reason="NotInTime"), told(saves=(SAVED,))], 2, id="without-a-reason"),
         pytest.param([None, told(reason="NotInTime")], 1, id="who-could-not"),
+        pytest.param([None, told(reason="NotInTime"), told(saves=(LATER,), reason="NotInTime")], 2, id="nobody-could"),
         pytest.param([None, wire.Checkpoint(number=1), told()], None, id="nobody-has"),
         pytest.param([], None, id="no-world"),
     ],
