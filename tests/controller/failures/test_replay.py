@@ -103,3 +103,39 @@ def test_a_log_of_several_pods_is_looked_at_without_the_ranks_before_its_lines()
         ("Own", "line 42"),
         ("Spike", "line 43"),
     ]
+
+
+LOSSES = [2 + 0.01 * (i % 5) for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([f"[{i}] loss={loss}" for i, loss in enumerate([*LOSSES, 50])], id="steps"),
+        pytest.param(
+            [line for i, loss in enumerate([*LOSSES, 50]) for line in (f"[{i}] loss={loss}", f"[{i}] lr=0.1")],
+            id="steps-of-two-lines",
+        ),
+        pytest.param(
+            [f"[{i}] loss={loss}" for i, loss in [*enumerate(LOSSES), *enumerate([*LOSSES, 50][20:], 20)]],
+            id="steps-once-more-after-a-loss",
+        ),
+        pytest.param(
+            [f"[{'warn' if i % 2 else 'info'}] loss={loss}" for i, loss in enumerate(LOSSES)]
+            + ["[error] loss=50", "[warn] ERROR is only a word here"],
+            id="levels",
+        ),
+        pytest.param(
+            ["start"] + [f"[{i % 2}] loss={loss}" for i, loss in enumerate(LOSSES)] + ["[2] loss=50"],
+            id="not-on-all-lines",
+        ),
+    ],
+)
+def test_brackets_that_the_script_writes_are_no_pods(lines: list[str]) -> None:
+    wanted = rules_of(
+        {"name": "Own", "when": {"log": "^(ERROR|loss)"}},
+        {"name": "Spike", "when": {"metric": {"name": "loss", "log": "loss=(\\S+)", "sigma": 8}}},
+    )
+    found = replay.replay_lines(wanted, lines)
+    last = max(i for i, line in enumerate(lines, 1) if "loss=50" in line)
+    assert [(one.rule, one.where) for one in found.fired] == [("Spike", f"line {last}")]
