@@ -29,6 +29,13 @@ def world(generation: int, rank: int = 0, size: int = 1) -> wire.World:
     )
 
 
+async def _report(running: RunningHub, client: AgentClient, generation: int, step: int, *, uid: str = UID) -> None:
+    """Say so, and wait until the hub has heard it."""
+    progress = wire.Progress(generation=generation, step=step)
+    await client.say(progress)
+    await eventually(lambda: running.hub.agents(JOB)[uid].progress == progress)
+
+
 async def test_an_agent_is_seen_from_hello_to_its_end() -> None:
     async with running_hub() as running:
         hub = running.hub
@@ -126,13 +133,41 @@ async def test_progress_wakes_are_throttled_and_the_last_one_is_not_lost() -> No
 async def test_the_first_progress_of_a_world_wakes_its_job_at_once() -> None:
     """By it, the world trains again: until then the job loses time, and new code is on trial."""
     async with running_hub(replace(FAST, progress_wake_seconds=3600.0)) as running, seated(running) as client:
-        await client.say(wire.Progress(generation=1, step=1))
-        await eventually(lambda: running.hub.agents(JOB)[UID].progress is not None)
+        for generation in (1, 2):
+            running.hub.direct(JOB, {UID: world(generation)})
+            assert await client.directive() == world(generation)
+            before = len(running.woken)
+            for step in (2, 3):
+                await _report(running, client, generation, step)
+            assert len(running.woken) == before + 1
+
+
+async def test_an_agent_that_counts_worlds_by_itself_wakes_its_job_no_more_often_than_others() -> None:
+    """Nor does it keep the first step of the next world from being told."""
+    async with running_hub(replace(FAST, progress_wake_seconds=3600.0)) as running, seated(running) as client:
+        running.hub.direct(JOB, {UID: world(1)})
+        await _report(running, client, generation=1, step=1)
         before = len(running.woken)
-        for step in (2, 3):
-            await client.say(wire.Progress(generation=2, step=step))
-        await eventually(lambda: running.hub.agents(JOB)[UID].progress == wire.Progress(generation=2, step=3))
+        for generation in (2, 3, 2**40):
+            await _report(running, client, generation, step=1)
+        assert len(running.woken) == before
+        running.hub.direct(JOB, {UID: world(2)})
+        await _report(running, client, generation=2, step=2)
         assert len(running.woken) == before + 1
+
+
+async def test_the_first_progress_of_a_namesake_wakes_it_at_once() -> None:
+    """The job was deleted and made anew before its last pod had gone: its worlds are counted from one again."""
+    async with running_hub(replace(FAST, progress_wake_seconds=3600.0)) as running:
+        for pod in ("digits-worker-0", "digits-worker-1"):
+            uid = f"uid-{pod}"
+            async with seated(running, pod) as client:
+                running.hub.forget_pods(JOB, but={uid})
+                running.hub.direct(JOB, {uid: world(1)})
+                before = len(running.woken)
+                for step in (1, 2):
+                    await _report(running, client, 1, step, uid=uid)
+                assert len(running.woken) == before + 1
 
 
 @pytest.mark.parametrize("again", ["a-1", "a-2"], ids=["the same process", "another process"])
