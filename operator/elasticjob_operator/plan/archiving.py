@@ -10,6 +10,7 @@ from elasticjob_operator.failures import archives
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.plan import reporting
 from elasticjob_operator.plan.values import Seen
+from elasticjob_operator.times import parse_time
 
 
 def note(seen: Seen, spec: api.Spec, status: api.Status) -> api.Status:
@@ -36,4 +37,19 @@ def find_told(said: Sequence[wire.Checkpoint | None]) -> wire.Checkpoint | None:
     first = next(iter(said), None)
     if first is not None:
         return first
-    return next((one for one in said if one and one.archive and (one.archive.saves or one.archive.reason)), None)
+    # Several may have archived alone what they hold, and only one of them in time.
+    told = [one for one in said if one and one.archive and (one.archive.saves or one.archive.reason)]
+    saves = [one.archive.saves for one in told if one.archive]
+    return max(told, key=lambda one: _rank(one.archive, saves), default=None)
+
+
+def _rank(archive: wire.Archive | None, others: Sequence[Sequence[wire.Archived]]) -> tuple[bool, bool, int, float]:
+    """How much what this one tells counts: without a reason, then with the newest save, which no other one has behind
+    a newer one.
+    """
+    newest = archive.saves[0] if archive and archive.saves else None
+    if archive is None or newest is None:
+        return False, False, -1, 0.0
+    is_last = all(newest not in saves[1:] for saves in others)
+    step = -1 if newest.step is None else newest.step
+    return not archive.reason, is_last, step, parse_time(newest.time) or 0.0
