@@ -68,7 +68,8 @@ class JobAgents:
         self.encoder = frames.DirectiveEncoder()
         self.progress_waits = False  # progress arrived that the job has not been woken for
         self._progress_woken = float("-inf")
-        self._progress_generation = 0  # of the newest world of which there was any
+        self._progress_generation = 0  # of the last world of which there was any
+        self._progress_begun: AgentEntry | None = None  # by whom, first
         self._asked = float("-inf")
         self._settings = settings
         self._notes = ratelimit.Bucket(_JOB_NOTES * settings.note_kib_burst, now)
@@ -103,6 +104,8 @@ class JobAgents:
         entry = self.entries.pop(uid, None)
         if entry is not None:
             self._put(entry, None)
+            if entry is self._progress_begun:  # a job that is made anew under this name counts its worlds from one
+                self._progress_generation, self._progress_begun = 0, None
         return entry
 
     def greet(self, entry: AgentEntry, identity: auth.Identity, hello: wire.Hello, now: float) -> bool:
@@ -160,12 +163,16 @@ class JobAgents:
         """Whether some agents are in a world, which would have to stop for a joiner."""
         return self._tally["training"] > 0
 
-    def is_progress_due(self, now: float, generation: int = 0) -> bool:
-        """Whether progress may wake the job now; if not, it waits for the next call. The first of a world may: by it,
-        the job trains again.
-        """
-        is_first = generation > self._progress_generation
-        self._progress_generation = max(generation, self._progress_generation)
+    def is_first_step(self, entry: AgentEntry, generation: int) -> bool:
+        """Whether a step of this pod is the first one of the world that it was told to enter: the job trains again."""
+        is_told = isinstance(entry.wanted, wire.World) and entry.wanted.generation == generation  # it may name any
+        if not is_told or generation == self._progress_generation:
+            return False
+        self._progress_generation, self._progress_begun = generation, entry
+        return True
+
+    def is_progress_due(self, now: float, *, is_first: bool = False) -> bool:
+        """Whether progress may wake the job now; if not, it waits for the next call. `is_first`: of a world."""
         self.progress_waits = not is_first and now - self._progress_woken < self._settings.progress_wake_seconds
         if not self.progress_waits:
             self._progress_woken = now

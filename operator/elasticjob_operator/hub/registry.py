@@ -197,7 +197,8 @@ class AgentRegistry:
             if not self._may_keep(entry, "progress", size):
                 return connection.CROWDED
             job.set_progress(entry, message, self._clock())
-            self._wake_for_progress(job, 0 if message.step is None else message.generation)
+            is_first = message.step is not None and job.is_first_step(entry, message.generation)
+            self._wake_for_progress(job, is_first=is_first)
         elif isinstance(message, wire.Diagnosis):
             kind, said = text.clean(message.kind), text.clean_block(message.text)
             pod = f"{job.key[0]}/{entry.agent.pod if entry.agent else ''}"
@@ -256,8 +257,8 @@ class AgentRegistry:
             self.arriving.leave(namespace, link.charged - left)
             link.charged = left
 
-    def _wake_for_progress(self, job: JobAgents, generation: int = 0) -> None:
-        if job.is_progress_due(_now(), generation):
+    def _wake_for_progress(self, job: JobAgents, *, is_first: bool = False) -> None:
+        if job.is_progress_due(_now(), is_first=is_first):
             self._wake(job.key)
 
     def _ask_quiet(self, job: JobAgents, now: float) -> None:
