@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from elasticjob_operator import api
 from elasticjob_operator.api import patterns
@@ -72,35 +72,65 @@ def _split(
 
 
 # What `kubectl elasticjob logs` writes before each line: the ranks of its pod, or the pod's name.
-_LABEL = re.compile(r"\[([0-9]{1,7}(?:-[0-9]{1,7})?|[a-z0-9][a-z0-9.-]{0,252})\] ")
+_LABEL = re.compile(r"\[([0-9]{1,7}(?:-[0-9]{1,7})?|[a-z0-9][a-z0-9.-]{0,240}-worker-[0-9]{1,7})\](?: |$)")
+_LINES_OF_LABEL = 4  # on average; a script that writes the step in brackets has few lines with the same one
+_MOST_LABELS = 10_000
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What has been found so far in the lines of a log."""
+
+    logged: Mapping[str, patterns.Pattern]
+    read: Mapping[str, patterns.Pattern]
+    numbers: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)  # by rule and pod
+    fired: dict[str, Fired] = field(default_factory=dict)
+
+    def look(self, number: int, label: str, *texts: str) -> None:
+        """At a line, as it may be read."""
+        for name, pattern in self.logged.items():
+            text = next((one for one in texts if pattern.matches(one)), None) if name not in self.fired else None
+            if text is not None:
+                self.fired[name] = Fired(name, f"line {number}", f"wrote {health_watch.text_of(text)}")
+        for name, pattern in self.read.items():
+            found = (patterns.read_number(pattern.find_group(one)) for one in texts)
+            value = next((one for one in found if one is not None), None)
+            if value is not None:
+                self.numbers.setdefault(name, {}).setdefault(label, []).append((number, value))
 
 
 def replay_lines(rules: Sequence[api.HealthRule], lines: Iterable[str]) -> Replay:
-    """From the lines of a log. What they say follows each other in a second, since a log has no clock of its own."""
+    """From the lines of a log. What they say follows each other in a second, since a log has no clock of its own.
+
+    Each pod is judged by itself if all lines say of which one they are, but those that are empty or indented. Scripts
+    write brackets as well: then there is one pod, and they are a part of its lines.
+    """
     logged = {rule.name: patterns.compile_pattern(rule.when.log) for rule in rules if rule.when.log is not None}
     read = {
         rule.name: patterns.compile_pattern(rule.when.metric.log)
         for rule in rules
         if rule.when.metric is not None and rule.when.metric.log is not None
     }
-    numbers: dict[str, dict[str, list[tuple[int, float]]]] = {name: {} for name in read}  # by rule and pod
-    fired: list[Fired] = []
-    seen: set[str] = set()
+    whole, apart = _Reading(logged, read), _Reading(logged, read)
+    labels: set[str] = set()
+    count, last, is_labelled = 0, "", True
     for number, line in enumerate(map(patterns.read_line, lines), 1):
+        whole.look(number, "", line)
+        if not is_labelled:
+            continue
         label = _LABEL.match(line)
-        texts = (line,) if label is None else (line[label.end() :], line)
-        for name, pattern in logged.items():
-            text = next((one for one in texts if pattern.matches(one)), None)
-            if name not in seen and text is not None:
-                seen.add(name)
-                fired.append(Fired(name, f"line {number}", f"wrote {health_watch.text_of(text)}"))
-        for name, pattern in read.items():
-            found = (patterns.read_number(pattern.find_group(one)) for one in texts)
-            value = next((one for one in found if one is not None), None)
-            if value is not None:
-                numbers[name].setdefault("" if label is None else label[1], []).append((number, value))
+        if label is not None:
+            count, last = count + 1, label[1]
+            labels.add(last)
+            apart.look(number, last, line[label.end() :], line)
+        elif not line or line[0].isspace():
+            apart.look(number, last, line)
+        if (label is None and line and not line[0].isspace()) or len(labels) > _MOST_LABELS:
+            is_labelled, apart, labels = False, whole, set()
+    found = apart if is_labelled and count >= _LINES_OF_LABEL * max(1, len(labels)) else whole
+    fired = list(found.fired.values())
     for rule in rules:
-        for told in numbers.get(rule.name, {}).values():
+        for told in found.numbers.get(rule.name, {}).values():
             reports = [Report(i, value) for i, (_, value) in enumerate(told, 1)]
             fired += _replay(rule, reports, 0, [f"line {number}" for number, _ in told])
     untested = [(rule.name, "no line tells it") for rule in rules if not _reads(rule)]
