@@ -68,6 +68,20 @@ def test_the_last_pod_of_nodes_that_are_drained_trains_until_it_has_to_go() -> N
     assert cluster.status.restarts.total == 0
 
 
+def test_pods_of_nodes_that_are_drained_train_with_one_that_has_found_room() -> None:
+    """It is too few without them. A pod that is in no world yet would be replaced."""
+    cluster = started(spec=make_spec(3, 3), size=3, nodes=3)
+    for node in cluster.nodes:
+        cluster.change_node(node, cordoned=True)
+    cluster.delete_pod(cluster.pod(0).uid)
+    cluster.run(60)
+    cluster.add_node("node7", slots=1)
+    cluster.run_until(lambda: cluster.generation == 2 and cluster.trains)
+    assert [m.node for m in cluster.status.rendezvous.members] == ["node1", "node2", "node7"]
+    cluster.run(300)
+    assert (cluster.size, cluster.generation) == (3, 2)
+
+
 def test_uncordon_keeps_the_pod() -> None:
     cluster = started(spec=make_spec(2, 2), size=2, nodes=2)
     cluster.change_node("node1", cordoned=True)
