@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,22 @@ def test_log_lines() -> None:
     assert containerlog.show(raw, times=False, since="2026-01-01T00:00:01Z") == b""
     part = containerlog.format_line(now, "stderr", b"no newline", partial=True)
     assert containerlog.show(part, times=False, since="") == b"no newline"
+
+
+def test_a_free_port_is_none_that_a_connection_may_be_given() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if first < 32_000:
+        pytest.skip("this machine gives lower ports to connections than Linux does by default")
+    assert not any(first <= addresses.free_port() <= last for _ in range(50))
+
+
+def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(addresses, "_PORTS", range(port, port + 1))
+        with pytest.raises(RuntimeError, match=f"none of 100 ports of 127.0.0.1 between {port} and {port} is free"):
+            addresses.free_port()
 
 
 def test_addresses() -> None:

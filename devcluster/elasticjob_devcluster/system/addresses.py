@@ -8,12 +8,15 @@ one.
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 from typing import Final
 
 CLAIM_PORT: Final = 10256  # any fixed port works: the socket is the lock
 FIRST_POD: Final = 2
 LAST_POD: Final = 254
+_PORTS: Final = range(15_000, 32_000)
+_TRIES: Final = 100
 
 
 def claim_cluster(start: int) -> tuple[int, socket.socket]:
@@ -56,8 +59,19 @@ def pod_address(node_ip: str, used: set[str]) -> str | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. Another process may take it first: callers retry with another one."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that is free now. Another process may take it first: callers retry with another one.
+
+    It lies below those that the kernel hands out to connections and to who asks for any port: thousands of them come
+    and go while tests run, and one may be this port, between this call and its use.
+    """
+    for _ in range(_TRIES):
+        with socket.socket() as probe:
+            port = _PORTS.start + secrets.randbelow(len(_PORTS))
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+                continue
+            return port
+    raise RuntimeError(f"none of {_TRIES} ports of {host} between {_PORTS.start} and {_PORTS.stop - 1} is free")
