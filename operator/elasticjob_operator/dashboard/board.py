@@ -16,13 +16,11 @@ from elasticjob_operator.client import Change, Job
 from elasticjob_operator.client.model import brief
 from elasticjob_operator.client.samples import Sample, is_news, take_sample, thin, weigh
 from elasticjob_operator.dashboard.listpage import Row, View, build_row, select
+from elasticjob_operator.kube.status_room import KEPT_BYTES, KEPT_JOBS, MOST_KEPT_BYTES
 from elasticjob_operator.shares import Berths
 
 _MOST: Final = 60_000  # weight of the samples of all jobs: about 40 MB
 _ENOUGH: Final = 1000  # weight of the samples of one job
-KEPT_BYTES: Final = 8 * 1024  # of the status of a job without pods ...
-KEPT_JOBS: Final = 4096  # ... of so many of a namespace: what is larger, and what is more, shares ...
-MOST_KEPT_BYTES: Final = 64 * 2**20  # ... so many bytes of all jobs, of which one namespace gets half
 _FACTOR: Final = 3  # what a status takes for each byte of its JSON (measured: 2.4)
 
 

@@ -20,9 +20,8 @@ from elasticjob_operator.model.observe import Agent
 from elasticjob_operator.text import clean
 from elasticjob_operator.times import parse_time
 
-WINDOW: Final = (
-    64  # reports by whose median a rule with `sigma` judges, and whose best `fallsPercent` compares with ...
-)
+# Reports by whose median a rule with `sigma` judges, and whose best `fallsPercent` compares with ...
+WINDOW: Final = 64
 LEAST: Final = 16  # ... or more than that, after which they judge at all
 RECENT: Final = 8  # reports of which the median may fall
 # From the last bad report until an incident is over, at least: a good one has to come as well.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import json
 import math
 import tracemalloc
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +183,10 @@ async def rest(operator: Operator) -> None:
     await see(lambda: not any(loop.running or loop.dirty for loop in operator.controller._loops.values()))
 
 
-@pytest.mark.usefixtures("small_room")
-async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path: Path) -> None:
-    server = Server(make_job(0))
-    async with answering(server.answer, tmp_path) as api:
+@contextlib.asynccontextmanager
+async def operate(server: Server, folder: Path) -> AsyncIterator[Operator]:
+    """An operator whose room is full when it hears of the server's job."""
+    async with answering(server.answer, folder) as api:
         operator = Operator(Options(), api)
         await operator.cache.know_jobs()
         fill(operator.cache)
@@ -192,6 +194,14 @@ async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path:
         api.leadership.lend(math.inf)
         operator.controller.start()
         await rest(operator)
+        yield operator
+        await operator.controller.stop()
+
+
+@pytest.mark.usefixtures("small_room")
+async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path: Path) -> None:
+    server = Server(make_job(0))
+    async with operate(server, tmp_path) as operator:
         before = copy.deepcopy(server.job["status"])
         server.written.clear()
         server.asked.clear()
@@ -215,20 +225,12 @@ async def test_what_is_written_of_such_a_job_loses_nothing_of_the_rest(tmp_path:
         operator.cache.drop_pod("Succeeded")
         operator.cache.put_job(server.change(runPolicy={"ttlSecondsAfterFinished": 1}))
         await asyncio.wait_for(server.deleted.wait(), 20)
-        await operator.controller.stop()
 
 
 @pytest.mark.usefixtures("small_room")
 async def test_such_a_job_goes_on_where_it_was(tmp_path: Path) -> None:
     server = Server(make_job(0, end="Suspended"))
-    async with answering(server.answer, tmp_path) as api:
-        operator = Operator(Options(), api)
-        await operator.cache.know_jobs()
-        fill(operator.cache)
-        operator.cache.put_job(copy.deepcopy(server.job))
-        api.leadership.lend(math.inf)
-        operator.controller.start()
-        await rest(operator)
+    async with operate(server, tmp_path) as operator:
         before = copy.deepcopy(server.job["status"])
         operator.cache.put_job(server.change(runPolicy={"suspend": False}))
         await see(lambda: "POST pods" in server.asked and server.job["status"]["replicas"] == 1)
@@ -237,7 +239,6 @@ async def test_such_a_job_goes_on_where_it_was(tmp_path: Path) -> None:
             assert server.job["status"][name] == before[name], name
         assert server.job["status"]["rendezvous"]["generation"] == 50
         assert server.job["status"]["restarts"]["total"] == 40
-        await operator.controller.stop()
 
 
 @pytest.mark.usefixtures("small_room")

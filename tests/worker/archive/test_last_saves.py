@@ -82,15 +82,21 @@ def test_copies_in_pods_that_all_go_hold_nothing_up(gang: Gang, writer: int) -> 
     assert read_archived(gang, archive) == {"model.pt": b"first", "last.pt": last}
 
 
-def test_a_save_that_is_being_sent_is_sent_as_fast_as_possible(gang: Gang) -> None:
-    """It was begun while the pods trained: the rate would take longer than the time that is left."""
-    archive = find_archive(gang, rate=MIB / 4)
+def begin_to_send(gang: Gang, archive: env.Archive) -> tuple[list[FakePod], bytes]:
+    """Two pods, of which the second has begun to send what it has saved, and that."""
     pods = [gang.pod(archive=archive) for _ in range(2)]
     gang.enter(*pods)
     first = os.urandom(4 * CHUNK_BYTES)
     (pods[1].path / "first.pt").write_bytes(first)
     objects = gang.folder / "store" / "uid" / "objects"
     wait_for(lambda: objects.is_dir() and any(objects.iterdir()), "rank 1 has begun to send it")
+    return pods, first
+
+
+def test_a_save_that_is_being_sent_is_sent_as_fast_as_possible(gang: Gang) -> None:
+    """It was begun while the pods trained: the rate would take longer than the time that is left."""
+    archive = find_archive(gang, rate=MIB / 4)
+    pods, first = begin_to_send(gang, archive)
     (pods[0].path / "last.pt").write_bytes(b"last")
     end(pods, 1.0, 30.0)
     assert read_archived(gang, archive) == {"first.pt": first, "last.pt": b"last"}
@@ -314,12 +320,7 @@ def test_what_was_deleted_is_not_archived_again_by_a_pod_that_still_has_a_part(
 def test_nobody_waits_for_what_a_pod_that_has_gone_was_sending(gang: Gang) -> None:
     """Rank 0 has a copy of it."""
     archive = find_archive(gang, rate=MIB / 4)
-    pods = [gang.pod(archive=archive) for _ in range(2)]
-    gang.enter(*pods)
-    first = os.urandom(4 * CHUNK_BYTES)
-    (pods[1].path / "first.pt").write_bytes(first)
-    objects = gang.folder / "store" / "uid" / "objects"
-    wait_for(lambda: objects.is_dir() and any(objects.iterdir()), "rank 1 has begun to send it")
+    pods, first = begin_to_send(gang, archive)
     pods[1].is_leaving = True
     end_one(pods[1], 20.0, 1000.0, do_all_leave=False)
     leave_a_world(pods[0])

@@ -54,10 +54,15 @@ def test_a_worker_that_is_ordered_at_once_imports_no_compiler_either(tmp_path: P
         "    print(worker.wait(100), flush=True)\n"
         "server.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
-    )
+    done = run_agent(tmp_path)
     assert done.stdout.split() == ["True", "0", "True", "0"], done.stderr
+
+
+def run_agent(folder: Path, *search_path: Path) -> subprocess.CompletedProcess[str]:
+    """`agent.py` in this folder, with these on its PYTHONPATH."""
+    variables = os.environ | ({"PYTHONPATH": os.pathsep.join(map(str, search_path))} if search_path else {})
+    command = [sys.executable, "agent.py"]
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=110, check=True)
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -88,16 +93,7 @@ def test_a_worker_in_another_folder_has_nothing_of_the_first_one(tmp_path: Path,
         "    print(server.start(command, variables, None, None, str(root / name)).wait(100), flush=True)\n"
         "server.close()\n"
     )
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "old")}
-    done = subprocess.run(
-        [sys.executable, "agent.py"],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=True,
-    )
+    done = run_agent(tmp_path, tmp_path / "old")
     old, new = ["old", "old", "True", "0"], ["new", "new", "False", "0"]
     assert done.stdout.split() == [*old, *new, *old], done.stderr
     assert ("modules imported before the workers start" in done.stderr) is warm
@@ -120,16 +116,7 @@ def test_variables_of_an_update_are_there_when_modules_are_imported(tmp_path: Pa
         "    server.end_leftovers()\n"
         "server.close()\n"
     )
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "agent.py"],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=True,
-    )
+    done = run_agent(tmp_path, tmp_path)
     settings, pids, codes = (done.stdout.split()[place::3] for place in range(3))
     assert (settings, codes) == (["None", "None", "new", "new"], ["0"] * 4), done.stderr
     assert pids[0] == pids[1] != pids[2] == pids[3], "a variable that no import has asked for needs no other ones"
@@ -150,8 +137,6 @@ def test_a_worker_whose_agent_has_stopped_waiting_for_it_ends_in_silence(tmp_pat
         "print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n"
         "server.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
-    )
+    done = run_agent(tmp_path)
     assert done.stdout.split() == ["0"], done.stderr
     assert "Traceback" not in done.stderr

@@ -121,6 +121,10 @@ class Save:
 
     def dump(self) -> bytes:
         """Raises TooLargeError."""
+        return gzip.compress(self.dump_plain(), 1, mtime=0)
+
+    def dump_plain(self) -> bytes:
+        """The same before it is packed. Raises TooLargeError."""
         said = {
             "version": _VERSION,
             "job": self.job,
@@ -130,7 +134,7 @@ class Save:
         }
         text = json.dumps(said).encode()[:-1] + b', "record": ' + self.record.dump() + b"}"
         _check_size(text)
-        return gzip.compress(text, 1, mtime=0)
+        return text
 
 
 def name_save(order: Order, data: bytes) -> str:

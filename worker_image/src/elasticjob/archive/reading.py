@@ -147,11 +147,8 @@ def read_told(storage: Storage, listed: Collection[str]) -> tuple[Doomed, list[s
             told |= parse_doomed(_get(storage, f"{layout.GARBAGE}/{name}"))
         except NotThereError:
             continue
-        except (
-            ValueError,
-            TypeError,
-            RecursionError,
-        ) as error:  # read in part: what it names is unknown, so nothing can be built on
+        except (ValueError, TypeError, RecursionError) as error:
+            # Read in part: what it names is unknown, so nothing can be built on.
             raise StoreError(f"{layout.GARBAGE}/{name} in {storage.url} cannot be understood: {error}") from None
         names.append(name)
         if len(told.saves) + len(told.objects) > _MOST_TOLD:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -124,10 +124,11 @@ class Sender:
             time.sleep(min(left, _LONGEST_REST))
 
 
-def _dump(save: Save) -> bytes:
+@contextlib.contextmanager
+def _refusing_too_large(save: Save) -> Iterator[None]:
     """Raises UnreadableError."""
     try:
-        return save.dump()
+        yield
     except TooLargeError as error:
         raise UnreadableError(
             f"the checkpoint has {len(save.record.files)} files and {len(save.objects)} objects; what names them is too"
@@ -207,12 +208,14 @@ class Leader:
         sent = {digest: one for one in adopted.values() for digest, _ in one.chunks}
         objects = {one.name: one for one in (sent.get(digest) or self._places[digest] for digest in wanted)}
         made = Save(self._job, record, step, self._clock(), tuple(objects[name] for name in sorted(objects)))
-        _dump(made)
+        with _refusing_too_large(made):
+            made.dump_plain()  # before anything is sent
         send({rank: [one for one in objects if adopted[one.name] is one] for rank, objects in planned.items()})
         self._check_there(objects)
         self._check_lead()
         made = replace(made, time=self._clock())
-        data = _dump(made)
+        with _refusing_too_large(made):
+            data = made.dump()
         name = layout.name_save(made.order, data)
         self._storage.put(f"{layout.SAVES}/{name}", data)
         try:
