@@ -77,13 +77,15 @@ def prepare(header: Path) -> None:
 class Stage:
     """The pods of one run."""
 
-    def __init__(self, hub: FakeHub, pods: Pods, script: Path, folder: Path, patience: float) -> None:
+    def __init__(self, hub: FakeHub, pods: Pods, script: Path, folder: Path, patience: float, is_session: bool) -> None:
         self._hub, self._pods, self._folder, self._patience = hub, pods, folder, patience
+        self._is_session = is_session  # survivors of a loss have all steps in memory
         self._command = (str(script), str(folder / "out"), str(folder / "saved"))
         self._steps = Steps(folder / "out")
         self._members: dict[str, Pod] = {}
         self.suspends: list[Suspend] = []
         self.lost: set[str] = set()  # pods
+        self._broken: set[int] = set()  # worlds that had to go back to their last save
         self._names = (f"pod-{number}" for number in itertools.count())
 
     def start(self, count: int) -> None:
@@ -112,7 +114,13 @@ class Stage:
                 raise AssertionError(f"no step after step {made} in {self._patience:.0f} s; {self._hub.describe()}")
             time.sleep(0.05)
 
+    def _break(self) -> None:
+        """A rank of the world ends without having saved."""
+        if not self._is_session:
+            self._broken.add(self._hub.generation)
+
     def _lose(self, pod: str) -> None:
+        self._break()
         self._members.pop(pod).kill()
         self.lost.add(pod)
         self._hub.declare_lost(pod)
@@ -134,10 +142,11 @@ class Stage:
         if event.kind == "crash":
             lines = [line for line in self.read() if line["generation"] == self._hub.generation]
             for line in lines[-1:]:
+                self._break()
                 os.kill(int(line["pid"]), signal.SIGKILL)
         if event.kind == "suspend":
             suspended = [self._members.pop(pod) for pod in list(self._members)]  # also those that have just come
-            made = max((line["step"] for line in self.read()), default=0)
+            made = scripts_judge.count_made(self.read(), self._broken)
             self.suspends.append(Suspend(made, self._hub.generation))
             self._hub.suspend()
             for one in suspended:
@@ -176,6 +185,7 @@ def run(
     done: list[str],
     start: Start = Start(),
     steps: int = STEPS,
+    is_session: bool = False,
 ) -> Run:
     """Run the script while its world changes, and wait for its end."""
     (folder / "tmp").mkdir(parents=True)
@@ -184,7 +194,7 @@ def run(
     script.write_text(text)
     result = Run()
     with FakeHub(size=size) as hub, Pods(folder / "pods", hub.url, warm=start.warm, header=start.header) as pods:
-        stage = Stage(hub, pods, script, folder, start.patience)
+        stage = Stage(hub, pods, script, folder, start.patience, is_session)
         try:
             stage.start(size)
             if stage.wait_for(1):

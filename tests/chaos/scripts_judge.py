@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _OF_TORCH = re.compile(r"saved/(dcp-\d+)/\.metadata\.tmp")
 class Suspend:
     """All pods were told to save, and stopped."""
 
-    made: int  # steps, when they were told
+    made: int  # steps that could still be saved when they were told
     generation: int  # of their world
 
 
@@ -39,6 +39,14 @@ class Run:
     left: list[str] = field(default_factory=list)  # processes and temporary files
     suspends: list[Suspend] = field(default_factory=list)
     error: str | None = None
+
+
+def count_made(lines: Sequence[Mapping[str, Any]], broken: Collection[int]) -> int:
+    """How many steps a suspend could still save: none of a world that has lost a pod whose memory nobody has. Pure.
+
+    `broken`: the generations of such worlds.
+    """
+    return max((line["step"] for line in lines if "seen" in line and line["generation"] not in broken), default=0)
 
 
 def find_unexplained(names: Sequence[str]) -> list[str]:

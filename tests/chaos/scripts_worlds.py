@@ -100,7 +100,9 @@ def check(
         size, events = plan(script.seed, changes, script.steps)
         told = done.setdefault(form, [])
         if start is not None:
-            found = scripts_agents.run(text, folder / form, size, events, told, start, script.steps)
+            found = scripts_agents.run(
+                text, folder / form, size, events, told, start, script.steps, is_session=form != RESTART
+            )
         else:
             found = run(server, text, folder / form, size, events, told, script.steps)
         differences = scripts_judge.compare(found, reference, script.steps, script.tolerance)

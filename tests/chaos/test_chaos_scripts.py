@@ -23,6 +23,7 @@ from chaos.scripts_judge import (
     Suspend,
     check_suspends,
     compare,
+    count_made,
     find_differences,
     find_unexplained,
     find_unfinished,
@@ -295,6 +296,19 @@ def test_the_judge_sees_what_a_suspend_costs(restored: int, weight: float, is_to
     lines.append({"restored": restored, "generation": 2, "rank": 0, "world": 1, "state": [weight]})
     wrong = list(check_suspends(Run(lines, suspends=[Suspend(9, 1)]), 24, 3, is_told, 1e-7))
     assert (not wrong) if problem is None else (len(wrong) == 1 and problem in wrong[0])
+
+
+@pytest.mark.parametrize(
+    ("broken", "made"),
+    [
+        pytest.param((), 3, id="no loss"),
+        pytest.param((1,), 2, id="a loss before, of which a newer world has repeated a part"),
+        pytest.param((1, 2), 0, id="a loss, and no newer world that has made a step"),
+    ],
+)
+def test_the_judge_does_not_take_the_cost_of_a_loss_for_that_of_a_suspend(broken: tuple[int, ...], made: int) -> None:
+    lines = [line(step) for step in (1, 2, 3)] + [line(2, generation=2), {"restored": 1, "generation": 2}]
+    assert count_made(lines, broken) == made
 
 
 @pytest.mark.parametrize(
