@@ -79,13 +79,12 @@ class Stage:
 
     def __init__(self, hub: FakeHub, pods: Pods, script: Path, folder: Path, patience: float, is_session: bool) -> None:
         self._hub, self._pods, self._folder, self._patience = hub, pods, folder, patience
-        self._is_session = is_session  # survivors of a loss have all steps in memory
+        self._is_session = is_session  # its ranks keep all steps in memory over a change
         self._command = (str(script), str(folder / "out"), str(folder / "saved"))
         self._steps = Steps(folder / "out")
         self._members: dict[str, Pod] = {}
         self.suspends: list[Suspend] = []
         self.lost: set[str] = set()  # pods
-        self._broken: set[int] = set()  # worlds that had to go back to their last save
         self._names = (f"pod-{number}" for number in itertools.count())
 
     def start(self, count: int) -> None:
@@ -114,13 +113,12 @@ class Stage:
                 raise AssertionError(f"no step after step {made} in {self._patience:.0f} s; {self._hub.describe()}")
             time.sleep(0.05)
 
-    def _break(self) -> None:
-        """A rank of the world ends without having saved."""
-        if not self._is_session:
-            self._broken.add(self._hub.generation)
+    def _find_running(self) -> int:
+        """The generation of the world, or none that any has if it was told to end: it may have saved already."""
+        world = self._hub.world
+        return 0 if world is None or world.over else world.generation
 
     def _lose(self, pod: str) -> None:
-        self._break()
         self._members.pop(pod).kill()
         self.lost.add(pod)
         self._hub.declare_lost(pod)
@@ -142,11 +140,10 @@ class Stage:
         if event.kind == "crash":
             lines = [line for line in self.read() if line["generation"] == self._hub.generation]
             for line in lines[-1:]:
-                self._break()
                 os.kill(int(line["pid"]), signal.SIGKILL)
         if event.kind == "suspend":
             suspended = [self._members.pop(pod) for pod in list(self._members)]  # also those that have just come
-            made = scripts_judge.count_made(self.read(), self._broken)
+            made = scripts_judge.count_made(self.read(), None if self._is_session else self._find_running())
             self.suspends.append(Suspend(made, self._hub.generation))
             self._hub.suspend()
             for one in suspended:

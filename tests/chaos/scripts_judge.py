@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,13 @@ class Run:
     error: str | None = None
 
 
-def count_made(lines: Sequence[Mapping[str, Any]], broken: Collection[int]) -> int:
-    """How many steps a suspend could still save: none of a world that has lost a pod whose memory nobody has. Pure.
+def count_made(lines: Sequence[Mapping[str, Any]], running: int | None) -> int:
+    """How many steps a suspend could still save. Pure.
 
-    `broken`: the generations of such worlds.
+    `running`: the generation of a world that has what it has made in no other place than its memory; None for a
+    session, whose ranks keep theirs over changes. A world that has not made a step yet has those of its last save only.
     """
-    return max((line["step"] for line in lines if "seen" in line and line["generation"] not in broken), default=0)
+    return max((one["step"] for one in lines if "seen" in one and running in (None, one["generation"])), default=0)
 
 
 def find_unexplained(names: Sequence[str]) -> list[str]:

@@ -33,7 +33,6 @@ from chaos.scripts_worlds import LARGEST, choose_start, draw_orders, plan
 from chaos.sessions import LOSSES
 from worker.gang_helper import clean_environment
 
-SUSPENDED = 27
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
@@ -56,9 +55,12 @@ def test_what_tutorials_change_before_the_optimizer_is_right_after_a_loss() -> N
     assert run(1, 0, agents=0, each=[one.name for one in features.TUTORIALS]).violations == []
 
 
-def test_a_suspended_script_loses_no_step_and_goes_on_from_its_state() -> None:
-    assert "suspend" in [event.kind for _, _, event in plan(SUSPENDED, 3)[1]]
-    assert run(SUSPENDED, 0, agents=1, each=["Checkpointer"]).violations == []
+@pytest.mark.parametrize(
+    "seed", [pytest.param(19, id="while it trains"), pytest.param(27, id="as soon as others have come")]
+)
+def test_a_suspended_script_loses_no_step_and_goes_on_from_its_state(seed: int) -> None:
+    assert "suspend" in [event.kind for _, _, event in plan(seed, 3)[1]]
+    assert run(seed, 0, agents=1, each=["Checkpointer"]).violations == []
 
 
 @pytest.mark.parametrize(("has_ended", "said"), [(True, "at exit\n"), (False, "at exit\nfreed\n")])
@@ -299,16 +301,18 @@ def test_the_judge_sees_what_a_suspend_costs(restored: int, weight: float, is_to
 
 
 @pytest.mark.parametrize(
-    ("broken", "made"),
+    ("running", "made"),
     [
-        pytest.param((), 3, id="no loss"),
-        pytest.param((1,), 2, id="a loss before, of which a newer world has repeated a part"),
-        pytest.param((1, 2), 0, id="a loss, and no newer world that has made a step"),
+        pytest.param(None, 3, id="a session"),
+        pytest.param(1, 3, id="the world that runs"),
+        pytest.param(2, 2, id="a newer world, which has repeated a part"),
+        pytest.param(3, 0, id="a newer world that has not made a step"),
+        pytest.param(0, 0, id="no world"),
     ],
 )
-def test_the_judge_does_not_take_the_cost_of_a_loss_for_that_of_a_suspend(broken: tuple[int, ...], made: int) -> None:
+def test_the_judge_does_not_take_the_cost_of_a_change_for_that_of_a_suspend(running: int | None, made: int) -> None:
     lines = [line(step) for step in (1, 2, 3)] + [line(2, generation=2), {"restored": 1, "generation": 2}]
-    assert count_made(lines, broken) == made
+    assert count_made(lines, running) == made
 
 
 @pytest.mark.parametrize(
