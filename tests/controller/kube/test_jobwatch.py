@@ -85,8 +85,10 @@ class Server:
         return out
 
 
-def follow(directory: Path, server: Server, is_done: Callable[[Cache], bool]) -> Cache:
-    """Run kopf until the cache is as wanted, without the operator's own list before it."""
+def follow(
+    directory: Path, server: Server, is_done: Callable[[Cache], bool], holds: Callable[[], bool] = lambda: True
+) -> Cache:
+    """Run kopf until the cache is as wanted, without the operator's own list before it. Then, something `holds`."""
 
     async def run() -> Cache:
         cache, stopped = Cache(lambda key: None), asyncio.Event()
@@ -99,6 +101,7 @@ def follow(directory: Path, server: Server, is_done: Callable[[Cache], bool]) ->
                     while not is_done(cache):
                         assert not task.done()
                         await asyncio.sleep(0.02)
+                assert holds()
             finally:
                 stopped.set()
                 server.over.set()
@@ -183,3 +186,16 @@ def test_a_large_event_of_few_values_is_taken(tmp_path: Path) -> None:
     large["metadata"]["annotations"] = {"x": "y," * 200_000}
     cache = follow(tmp_path, Server([], [("ADDED", large)]), lambda cache: ("t", "large") in cache.jobs)
     assert cache.jobs["t", "large"][1] == "11"
+
+
+def test_what_else_runs_goes_on_where_kopf_ends(tmp_path: Path) -> None:
+    """kopf takes all that has begun since for its own: passes, agents' connections, the pool, and the hub's sender."""
+    server = Server([job("good", 3)], [("ERROR", {"kind": "Status", "code": 500, "message": "cannot be decoded"})])
+    others: list[asyncio.Task[bool]] = []
+
+    def is_done(cache: Cache) -> bool:
+        if cache.jobs and not others:
+            others.append(asyncio.create_task(asyncio.Event().wait()))
+        return server.watches > 1
+
+    follow(tmp_path, server, is_done, lambda: [one.done() for one in others] == [False])
