@@ -5,7 +5,7 @@ each a queue and a task. kopf lists all jobs once more before it watches, and ag
 and not what was deleted before: so after each of its lists, the jobs are compared with what exists.
 
 kopf stops if the API server answers a watch with an error such as 410 Gone, or rejects a token twice. Then the jobs are
-listed, and kopf is started again.
+listed, and kopf is started again. Nothing else ends with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import kopf
 
@@ -32,6 +35,21 @@ from elasticjob_operator.rest.request import JSON, path_of
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0  # without a job from a list of kopf's: the list is complete
+_KOPF: Final = str(Path(kopf.__file__).parent)
+
+
+class _Others(Collection["asyncio.Task[Any]"]):
+    """All tasks that are not kopf's own. When kopf ends, it cancels those that have begun since, whoever began them."""
+
+    def __contains__(self, task: object) -> bool:
+        code = getattr(task.get_coro(), "cr_code", None) if isinstance(task, asyncio.Task) else None
+        return code is None or not code.co_filename.startswith(_KOPF)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return (task for task in asyncio.all_tasks() if task in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class JobWatch:
@@ -109,7 +127,6 @@ class JobWatch:
     async def _run_kopf(self) -> bool:
         """Run kopf; return whether to run it again."""
         try:
-            ours = asyncio.all_tasks()
             tasks = await kopf.spawn_tasks(
                 registry=handlers.build_registry(self._cache, self._intake, self._credentials, self._kopf_lists.set),
                 settings=handlers.build_settings(),
@@ -120,7 +137,7 @@ class JobWatch:
                 stop_flag=self._stopped,
             )
             self._take_signals()
-            await kopf.run_tasks(tasks, ignored=ours)
+            await kopf.run_tasks(tasks, ignored=_Others())
         except Exception as error:
             if self._stopped.is_set():
                 raise
