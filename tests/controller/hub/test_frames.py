@@ -240,6 +240,16 @@ def test_a_bucket_never_gives_more_than_its_rate(waits: list[float], rate: float
         assert given <= burst + rate * now + 1e-6
 
 
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 29)), max_size=60), st.floats(0.01, 0.5), st.integers(1, 5))
+def test_nor_does_it_where_some_were_kept_waiting(waits: list[tuple[float, float]], rate: float, burst: int) -> None:
+    """They come with the time at which they began to wait."""
+    bucket, now, given = ratelimit.Bucket(burst, 0.0), 0.0, 0
+    for wait, late in waits:
+        now += wait
+        given += bucket.take(rate, burst, max(0.0, now - late))
+        assert given <= burst + rate * now + 1e-6
+
+
 def test_a_bucket_survives_a_clock_that_goes_back() -> None:
     bucket = ratelimit.Bucket(1, 100.0)
     assert bucket.take(1, 1, 100.0) and not bucket.take(1, 1, 50.0) and bucket.take(1, 1, 52.0)

@@ -39,6 +39,16 @@ def test_a_namespace_has_a_budget(jobs: int, at_once: int, per_second: float) ->
     assert 0.8 * per_second * seconds <= tell(one, made, "t", range(10, 10 + seconds)) <= 1.1 * per_second * seconds
 
 
+def test_passes_that_take_long_get_no_more() -> None:
+    """Of each two jobs, one tells with the time at which its pass began, which was a while ago."""
+    one, jobs = News(), make(60)
+    told = 0
+    for tenth in range(300):
+        now = tenth / 10
+        told += sum(one.may_tell("t", job, max(0.0, now - 5.0 * (index % 2))) for index, job in enumerate(jobs))
+    assert told <= 60 + 120 + 30 * (60 / 10 + 5)
+
+
 def test_namespaces_do_not_share_one() -> None:
     one = News()
     tell(one, make(60), "greedy", range(30))
