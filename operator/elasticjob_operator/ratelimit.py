@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_LATE_SECONDS: Final = 30.0  # a time that is further back is no late one: the clock was set
+
 
 class Bucket:
-    """A token bucket: `burst` at once, `rate` a second in the long run."""
+    """A token bucket: `burst` at once, `rate` a second in the long run.
+
+    Whoever was kept waiting may say when that began: what has been given since is not given once more.
+    """
 
     __slots__ = ("at", "level")
 
@@ -15,7 +22,7 @@ class Bucket:
     def has(self, cost: float, rate: float, burst: float, now: float) -> bool:
         """Whether so many tokens are there; takes none."""
         self.level = min(burst, self.level + max(0.0, now - self.at) * rate)
-        self.at = now
+        self.at = now if now < self.at - _LATE_SECONDS else max(self.at, now)
         return self.level >= cost
 
     def take(self, rate: float, burst: float, now: float, cost: float = 1.0) -> bool:

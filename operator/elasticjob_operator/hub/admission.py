@@ -43,8 +43,12 @@ class Allowances:
 
     def is_spent(self, key: str, now: float) -> bool:
         """Whether the key's bucket is empty; takes no token."""
+        return not self.has(key, 1, now)
+
+    def has(self, key: str, count: int, now: float) -> bool:
+        """Whether so many tokens are left of the key's bucket; takes none."""
         bucket = self._buckets.get(key)
-        return bucket is not None and not bucket.has(1.0, self._rate, self._burst, now)
+        return count <= self._burst if bucket is None else bucket.has(count, self._rate, self._burst, now)
 
     def take(self, key: str, now: float) -> bool:
         bucket = self._buckets.setdefault(key, ratelimit.Bucket(self._burst, now))

@@ -21,12 +21,13 @@ from aiohttp import web
 from elasticjob_operator import shares
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import JobKey
-from elasticjob_operator.hub import admission, auth, connection, frames, handshake, limits, registry
+from elasticjob_operator.hub import admission, auth, connection, frames, handshake, limits, registry, suspects
 from elasticjob_operator.kube.supervise import keep_going
 from elasticjob_operator.model import observe
 from elasticjob_operator.rest import http_log
 
 STANDBY: Final = auth.Refusal(503, "not the leader; try again")
+SUSPECT: Final = auth.Refusal(429, "too many tokens from this address were refused; try again")
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Hub:
         self._settings = settings or limits.HubSettings()
         self._registry = registry.AgentRegistry(wake, clock, self._settings)
         self._unauthenticated = shares.Room(self._settings.max_unauthenticated)  # by address, like the next one
-        self._failures = admission.Allowances(self._settings.failures_per_second, self._settings.failure_burst)
+        self._suspects = suspects.Suspects(self._settings.failures_per_second, self._settings.failure_burst)
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.ServerRunner | None = None
         self._server: asyncio.Server | None = None
@@ -226,20 +227,31 @@ class Hub:
             return auth.Refusal(404, f"agents connect to {wire.PATH}")
         if request.method != "GET":
             return auth.Refusal(405, "this is a WebSocket")
-        address, now = request.remote or "", asyncio.get_running_loop().time()
+        address = request.remote or ""
         if not self._leader:
             return STANDBY
-        if self._failures.is_spent(address, now):
-            return auth.Refusal(429, "too many tokens from this address were refused; try again")
+        if self._suspects.is_spent(address):
+            return SUSPECT
         if not self._unauthenticated.enter(address):
             return auth.Refusal(503, "busy; try again")
         try:
-            found = await self._identify(request, address)
+            async with asyncio.timeout(self._settings.authenticate_seconds):
+                return await self._review_in_turn(request, address)
+        except TimeoutError:
+            return auth.Refusal(503, "the API server does not answer; try again")
         finally:
             self._unauthenticated.leave(address)
-        if isinstance(found, auth.Refusal) and found.status in (401, 403):
-            self._failures.take(address, now)
-        return found
+
+    async def _review_in_turn(self, request: web.BaseRequest, address: str) -> auth.Identity | auth.Refusal:
+        if not await self._suspects.enter(address):
+            return SUSPECT
+        found: auth.Identity | auth.Refusal | None = None
+        try:
+            found = await self._identify(request, address)
+            return found
+        finally:
+            is_refused = isinstance(found, auth.Refusal) and found.status in (401, 403)
+            self._suspects.leave(address, is_refused=is_refused)
 
     async def _identify(self, request: web.BaseRequest, address: str) -> auth.Identity | auth.Refusal:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -248,10 +260,7 @@ class Hub:
         if request.headers.get("Upgrade", "").lower() != "websocket" or request.can_read_body:
             return auth.Refusal(400, "this is a WebSocket")
         try:
-            async with asyncio.timeout(self._settings.authenticate_seconds):
-                return await self._authenticate(token.strip(), address)
-        except TimeoutError:
-            return auth.Refusal(503, "the API server does not answer; try again")
+            return await self._authenticate(token.strip(), address)
         except Exception:  # whatever the cause, the agent should retry and not give up
             logger.exception("authentication failed with an unexpected error")
             return auth.Refusal(503, "authentication is not available; try again")
