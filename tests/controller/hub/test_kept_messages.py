@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from controller.hub_fixture import FAST, AgentClient, RunningHub, connected, eventually, running_hub, seated
+from controller.hub_fixture import FAST, JOB, AgentClient, RunningHub, connected, eventually, running_hub, seated
 from elasticjob_operator import shares
 from elasticjob_operator.api import wire
 from elasticjob_operator.hub import auth, connection
@@ -114,3 +116,18 @@ def test_a_group_gets_as_much_as_it_leaves_free() -> None:
     assert not room.enter("b", 26) and room.enter("b", 25)
     room.leave("a", 50)
     assert len(room) == 25 and room.enter("a", 38) and not room.enter("a", 1)
+
+
+async def test_of_a_world_nothing_is_kept_when_its_pods_are_gone() -> None:
+    """Its job may stay for ever, and be one of thousands: a quota for pods does not limit how many have had some."""
+    async with running_hub(replace(FAST, timeout_min=60.0)) as running:
+        members = (wire.Member(rank=0, pod="digits-worker-0", nproc=1),)
+        world = wire.World(generation=1, rank=0, members=members, store=wire.Store(address="a", port=1))
+        kept = weakref.ref(world)
+        async with seated(running, heartbeat=None) as client:
+            running.hub.direct(JOB, {"uid-digits-worker-0": world})
+            assert isinstance(await client.directive(), wire.World)
+            running.hub.direct(JOB, {})
+            running.hub.forget_pods(JOB, but=())
+            del world
+        await eventually(lambda: gc.collect() >= 0 and kept() is None)

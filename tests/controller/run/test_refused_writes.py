@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import pickle
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -188,6 +189,19 @@ async def test_deletions_that_are_refused_are_few_and_told(tmp_path: Path, monke
     for name, server in servers.items():
         assert 1 < len(server.tries) <= 15 + MOST_IN_A_MINUTE, f"all at once, and then a few: {name}"
         assert server.refusal["message"] in server.told, name
+
+
+async def test_little_is_remembered_of_what_was_refused(tmp_path: Path) -> None:
+    """The pods that it was refused for may be gone soon, and their job stays: a quota for pods does not limit those."""
+    server = Refusing(QUOTA, 300)
+    async with server.running(tmp_path) as operator:
+        for index in range(200):
+            server.put_pod(operator, index)
+        async with asyncio.timeout(30):
+            while not server.has_told:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0.01)
+        loop = operator.controller._loops[KEY]
+        assert loop.refused_on is not None and len(pickle.dumps(loop.refused_on)) < 100
 
 
 class Breaking(Refusing):
