@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
+from controller.counted_work import count_work
 from elasticjob_operator.api import names
 from elasticjob_operator.kube import job_room
 from elasticjob_operator.kube.cache import Cache
@@ -252,6 +253,33 @@ def test_of_such_a_job_is_known_which_container_trains() -> None:
     assert job.lacks_template
     assert job.spec is not None
     assert observe.resolve_nproc(job.spec) == 4
+
+
+@pytest.mark.usefixtures("small_room")
+def test_such_a_job_is_read_once_for_each_status_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer tells of it, and then the watch does."""
+    measured = list[object]()
+    measure = job_room._measure_spec
+
+    def note(spec: Any) -> int:
+        measured.append(spec)
+        return measure(spec)
+
+    monkeypatch.setattr(job_room, "_measure_spec", note)
+    cache = Cache(lambda key: None)
+    for n in range(40):
+        cache.put_job(make_job(f"j{n}", status={"observedGeneration": 5}, spec={"managedBy": "a.b/c"}))
+    status = {**STARTED, **WARNED, "observedGeneration": 6}
+    cache.put_job(make_job("runs", status=status, version=6))
+    asyncio.run(cache.know_jobs())
+    measured.clear()
+    written = make_job("runs", status={**status, "replicas": 1}, version=6)
+    written["metadata"]["resourceVersion"] = "7"
+    again = copy.deepcopy(written)
+    first = count_work(lambda: cache.put_job(written))
+    assert cache.jobs["greedy", "runs"][0].lacks_template and len(measured) == 1
+    assert count_work(lambda: cache.put_job(again)) < first / 20
+    assert len(measured) == 1
 
 
 @pytest.mark.usefixtures("small_room")
