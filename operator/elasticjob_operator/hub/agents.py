@@ -106,6 +106,8 @@ class JobAgents:
             self._put(entry, None)
             if entry is self._progress_begun:  # a job that is made anew under this name counts its worlds from one
                 self._progress_generation, self._progress_begun = 0, None
+            if not self.entries:  # the job may stay for ever
+                self.encoder = frames.DirectiveEncoder()
         return entry
 
     def greet(self, entry: AgentEntry, identity: auth.Identity, hello: wire.Hello, now: float) -> bool:

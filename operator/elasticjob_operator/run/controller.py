@@ -74,7 +74,7 @@ class _Loop:
     problem: tuple[str, str] | None = None
     is_blocked: bool = False  # the problem is one of pods, or of what they need
     problem_generation: int = 0
-    refused_on: object = None  # the state for which the API server rejected a write ...
+    refused_on: int | None = None  # the hash of the state for which the API server rejected a write ...
     again_at: float = 0.0  # ... and when it is retried (monotonic)
     is_held: bool = False  # the last pass did not write what was refused before
     undeleted: tuple[str, str] | None = None  # what is told of deletions that the API server refuses
@@ -504,11 +504,14 @@ class Controller:
             self._applier.recorder.record(job, [Event("SizeContested", contest.message, warning=True)], now)
         return contest.until
 
-    def _find_basis(self, job: Job) -> object:
-        """What a refusal may depend on: if this changes, the next try is made at once."""
+    def _find_basis(self, job: Job) -> int:
+        """The hash of what a refusal may depend on: if this changes, the next try is made at once.
+
+        The job may outlive all of that for long.
+        """
         given_up = self._applier.new_pods.given_up  # they come and go with each try
         pods = frozenset((p.uid, p.deleting is None) for p in self._cache.pods(job.key) if p.uid not in given_up)
-        return pods, self._cache.children(job)
+        return hash((pods, self._cache.children(job)))
 
     async def _recover(self, key: JobKey, loop: _Loop, error: ApiError) -> None:
         """Retry a failed pass: at once with fresh data if the cache was stale, otherwise with back-off."""
