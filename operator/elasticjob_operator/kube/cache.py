@@ -96,7 +96,7 @@ class Cache:
             return  # that may be a predecessor with the same name
         if before is None and self.lists.has_missed(names.KIND, key[0], version, since):
             return
-        if before is not None and known is not None and known[1] == version and not _waits(before):
+        if before is not None and known is not None and known[1] == version and not self.may_read_again(before):
             return
         ended = self._ended.get(key)
         if ended is not None and ended[0] == metadata["uid"]:

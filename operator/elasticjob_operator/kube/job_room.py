@@ -74,7 +74,8 @@ class JobRoom:
             return _with_spec_of(before, job, no_room)
         self._asked.pop(key, None)
         rest = _without_large_parts(job.spec) if was_in and job.spec is not None else None
-        if rest is not None and self._berths.put(key, _measure_spec(rest), again=True):
+        size = 0 if rest is None else _measure_spec(rest)
+        if rest is not None and size <= KEPT_BYTES and self._berths.put(key, size, again=True):
             return _without_new_pods(job, rest, no_room)
         self._berths.clear(key)
         return replace(job, spec=None, asked=None, problems=(), awaited=None, notices=(), no_room=no_room)
@@ -121,8 +122,8 @@ def _without_new_pods(job: Job, spec: api.Spec, no_room: NoRoom) -> Job:
     return replace(job, spec=spec, asked=None, awaited=None, late=no_room, lacks_template=True, notices=notices)
 
 
-def _without_large_parts(spec: api.Spec) -> api.Spec | None:
-    """The spec without what is large in its template, for which it keeps its digest; None if it is large all the same.
+def _without_large_parts(spec: api.Spec) -> api.Spec:
+    """The spec without what is large in its template, for which it keeps its digest. It may be large all the same.
 
     What pods hold of nodes and queues is known by this, how they end, and what their job keeps beside them, but for its
     PodGroup, which stays as it is.
@@ -137,8 +138,7 @@ def _without_large_parts(spec: api.Spec) -> api.Spec | None:
     trainer = (whole.get("annotations") or {}).get(names.ANNOTATION_TRAINER)
     if trainer and "annotations" not in metadata:  # others in there are of no use without new pods
         metadata["annotations"] = {names.ANNOTATION_TRAINER: trainer}
-    kept = spec.model_copy(update={"template": {"metadata": metadata, "spec": pod}})
-    return kept if _measure_spec(kept) <= KEPT_BYTES else None
+    return spec.model_copy(update={"template": {"metadata": metadata, "spec": pod}})
 
 
 def _measure_spec(spec: api.Spec) -> int:
