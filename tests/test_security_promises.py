@@ -80,6 +80,14 @@ def test_the_limits_are_those_of_the_hub() -> None:
     assert one.failures_per_second == one.connects_per_second == 1.0
 
 
+@pytest.mark.parametrize("document", ["SECURITY.md", "docs/operations.md"])
+def test_the_quota_that_bounds_memory_counts_pods_that_have_ended(document: str) -> None:
+    """`pods` counts those that have not, and a job may keep as many of the others as it likes."""
+    text = " ".join((ROOT / document).read_text().split())
+    named = re.findall(r"(?:a|the) quota for pods|ResourceQuota for (?!`count/)\S*pods", text)
+    assert named == [] and "`count/pods`" in text
+
+
 def test_one_namespace_alone_gets_nine_tenths() -> None:
     rooms = registry.AgentRegistry(lambda job: None, time.time, HubSettings())
     for room in (rooms.pending, rooms.places):
