@@ -252,7 +252,7 @@ MUTANTS = (
            breaks="No job costs the pool more computing than others, or weighs more"),
     Mutant("a pod that has lost its label is gone for good", "kube/cache.py", "if not is_older(self._gone[uid], version):",
            "if True:", CACHE, breaks="A worker is a pod that the operator created for this job"),
-    Mutant("failed tokens are read on", "hub/server.py", "if self._failures.is_spent(address, now):", "if False:", DOORS,
+    Mutant("failed tokens are read on", "hub/suspects.py", "return self._refusals.is_spent(address, _now())", "return False", DOORS,
            breaks="A token that cannot belong to a worker does not reach the API server"),
     Mutant("expired tokens are reviewed", "hub/auth.py", "if not now < ends + _SKEW_SECONDS:", "if False:", AUTH,
            breaks="A token that cannot belong to a worker does not reach the API server"),
