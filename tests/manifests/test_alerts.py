@@ -20,6 +20,7 @@ PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
 
 LEADER = 'elasticjob_leader{namespace="ops",pod="a"}'
+OTHERS = 'elasticjob_jobs_of_others{namespace="ops",pod="a"}'
 ERRORS = 'elasticjob_reconcile_errors_total{namespace="ops",pod="a"}'
 RESTARTS = 'elasticjob_background_restarts_total{namespace="ops",pod="a",task="pods"}'
 IN_TIME = 'elasticjob_event_loop_lag_seconds_bucket{namespace="ops",pod="a",le="1.0"}'
@@ -40,6 +41,7 @@ LOSS = 'elasticjob_reported_metric{namespace="ml",job="digits",metric="loss",pod
 CALM = {
     LEADER: "1x60",
     'elasticjob_leader{namespace="ops",pod="b"}': "0x60",
+    OTHERS: "0x60",
     ERRORS: "3x60",
     RESTARTS: "1x60",
     IN_TIME: "0+100x60",
@@ -62,6 +64,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "nobody leads": ({LEADER: "0x60"}, ["ElasticJobWithoutLeader"]),
     "two lead": ({LEADER: "2x60"}, ["ElasticJobWithoutLeader"]),
     "a new leader after seconds": ({LEADER: "1x58 0 1"}, []),
+    "another release decides": ({OTHERS: "3x60"}, ["ElasticJobTwoReleases"]),
+    "another release decides for a moment": ({OTHERS: "0x56 3x4"}, []),
     "a pass failed": ({ERRORS: "3x55 4x5"}, ["ElasticJobReconcileErrors"]),
     "a task was restarted": ({RESTARTS: "1x55 2x5"}, ["ElasticJobBackgroundTaskRestarts"]),
     "late": ({IN_TIME: "0+95x60"}, ["ElasticJobOperatorLate"]),

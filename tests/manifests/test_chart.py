@@ -43,6 +43,17 @@ def test_every_object_is_whole_and_labelled(values: Object) -> None:
 
 
 @pytest.mark.parametrize("values", MATRIX_CASES)
+def test_who_may_edit_jobs_may_only_read_a_status(values: Object) -> None:
+    """It says which operator decides over a job, among other things that are believed."""
+    for role in render(values):
+        labels = role["metadata"]["labels"]
+        if any(label.startswith("rbac.authorization.k8s.io/aggregate-to-") for label in labels):
+            assert all("*" not in rule["resources"] and "*" not in rule["verbs"] for rule in role["rules"])
+            rules = [rule for rule in role["rules"] if "elasticjobs/status" in rule["resources"]]
+            assert all({*rule["verbs"]} <= {"get", "list", "watch"} for rule in rules)
+
+
+@pytest.mark.parametrize("values", MATRIX_CASES)
 def test_the_operator_understands_its_arguments(values: Object) -> None:
     argv = container(render(values))["args"]
     assert argv[0] == "run"

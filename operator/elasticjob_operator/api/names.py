@@ -55,6 +55,7 @@ ANNOTATION_DEFAULT: Final = f"{GROUP}/default-replicas"  # as the operator wrote
 ANNOTATION_POOL: Final = f"{GROUP}/pool-replicas"  # the number that the pool last wrote to spec.replicas
 ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
 ANNOTATION_TEMPLATE_SHAPE: Final = f"{GROUP}/template-shape"  # without the amounts of CPU and memory
+ANNOTATION_RELEASE: Final = f"{GROUP}/release"  # of the operator that has made a pod, whose hub its agent follows
 ANNOTATION_CODE: Final = f"{GROUP}/code-digest"  # on a job, its pods and its ConfigMap: the code that was sent with it
 
 # Environment of the trainer container.

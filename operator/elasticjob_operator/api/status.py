@@ -370,6 +370,17 @@ class TemplateStatus(StatusModel):
     spec: Annotated[str, AfterValidator(_json_object)] = Field(description="Its spec when the job took it, as JSON.")
 
 
+class OperatorStatus(StatusModel):
+    """Which operator decides over the job. The others leave it alone."""
+
+    release: str = Field(default="", description="Namespace and name of the Lease that its replicas share.")
+    asked: str | None = Field(
+        default=None,
+        description="Another one that watches the job, and asks whether this one is there: its answer is to remove this"
+        " field. Without one, the other takes over.",
+    )
+
+
 class Status(StatusModel):
     """The observed state. Only the operator writes it, in one patch per pass."""
 
@@ -415,6 +426,7 @@ class Status(StatusModel):
         "of elasticPolicy may contradict it.",
     )
     template_hash: str | None = None
+    operator: OperatorStatus | None = Field(default=None, description=OperatorStatus.__doc__)
     observed_generation: int = 0
     start_time: str | None = None
     completion_time: str | None = None

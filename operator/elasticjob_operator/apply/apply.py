@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from elasticjob_operator.plan.reporting import Event, list_true, observe
 from elasticjob_operator.recent import Recent
 from elasticjob_operator.rest.errors import BUSY, ApiError, UnreadableError, without_frames
 from elasticjob_operator.rest.request import MERGE_PATCH, path_of
+from elasticjob_operator.untyped import as_object
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Applier:
         self._refused: Recent[str, _Refused] = Recent(MOST_REMEMBERED)  # of what decides, by the job's UID
         # The events of the last plan whose status was not written, by the job's UID.
         self._told: Recent[str, frozenset[Event]] = Recent(MOST_REMEMBERED)
+        self.on_pruned: Callable[[], None] = lambda: None  # the API server has dropped the claim of a job
 
     async def close(self) -> None:
         """Begin nothing more, and send the events that wait."""
@@ -123,7 +125,7 @@ class Applier:
         self.new_pods.held.discard(job.key)
         # While its status is refused, nothing new is begun: a world that stops could not be followed by another one.
         known = self._find_refused(job, version)
-        waits = plan.announces or (known is not None and not known.is_busy)
+        waits = plan.announces or plan.claims or (known is not None and not known.is_busy)
         if not waits:
             self._hub.direct(job.key, plan.directives)
         if plan.confirm:
@@ -165,11 +167,13 @@ class Applier:
 
     async def _write(self, job: Job, version: str, plan: Plan, now: float) -> list[ApiError]:
         """Write the objects and the job concurrently; return the rejected writes once all have completed."""
+        if plan.claims:
+            await self._write_job(job, version, plan, now)
         others = [child for child in plan.ensure if child.kind not in _GUARDS]
         failed, made, written = await asyncio.gather(  # in this order: a small job's pods are what its user waits for
             self._create_guarded_pods(job, plan),
             asyncio.gather(*(self._ensure(job, child) for child in others), return_exceptions=True),
-            self._write_job(job, version, plan, now),
+            asyncio.sleep(0) if plan.claims else self._write_job(job, version, plan, now),
             return_exceptions=True,
         )
         for result in (written, made, failed):
@@ -263,7 +267,7 @@ class Applier:
             # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
             body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
             try:
-                await self._patch_job(job, path, body, plan)
+                raw = await self._patch_job(job, path, body, plan)
             except ApiError as error:
                 left_out = refusals.find_unwritable(error, patch)
                 if not left_out:
@@ -278,6 +282,9 @@ class Applier:
                 self.recorder.record(job, [Event("StatusRefused", f"{told} it: {error.message}", warning=True)], now)
             else:
                 self._refused.pop(job.uid, None)
+                is_new = job.status.operator is None and status.operator is not None
+                if is_new and not as_object(as_object(raw).get("status")).get("operator"):
+                    self.on_pruned()
                 return
 
     def _find_refused(self, job: Job, version: str) -> _Refused | None:
@@ -316,6 +323,15 @@ class Applier:
         )
         self._cache.put_job(raw, since)
         return raw
+
+    async def write_claim(self, job: Job, version: str, claim: api.OperatorStatus) -> None:
+        """Write nothing but who decides over a job of another operator, or the question to that. Raises ApiError."""
+        path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
+        told = {"release": claim.release, "asked": claim.asked}
+        body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": {"operator": told}}
+        since = self._cache.lists.count()
+        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, job=job.name, reduce=reduce_item)
+        self._cache.put_job(raw, since)
 
     async def _confirm(self, job: Job) -> None:
         """Raises ApiError if the job no longer exists or is being deleted."""

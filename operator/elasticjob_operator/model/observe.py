@@ -56,6 +56,7 @@ class Pod:
     conditions: tuple[tuple[str, str], ...] = ()
     template_hash: str = ""
     template_shape: str = ""
+    release: str = ""  # of the operator that has made it; "" if an earlier version has
     sizes: tuple[podtemplate.Size, ...] = ()  # CPU and memory that its spec asks for
     devices: Devices = ()  # what it holds of its node
     resize_problem: str = ""  # why the node has not given it these
@@ -310,6 +311,7 @@ def observe_pod(raw: Raw, devices: Devices = ()) -> Pod | None:
         conditions=tuple(sorted((t[:LONGEST_REASON], c.get("status", "")[:LONGEST_REASON]) for t, c in some)),
         template_hash=annotations.get(names.ANNOTATION_TEMPLATE_HASH, "")[:LONGEST_REASON],
         template_shape=annotations.get(names.ANNOTATION_TEMPLATE_SHAPE, "")[:LONGEST_REASON],
+        release=_share(annotations.get(names.ANNOTATION_RELEASE, "")[: 2 * ownership.LONGEST_NAME]),
         sizes=_share(
             podtemplate.find_sizes((spec.get("containers") or ())[: podtemplate.MOST_CONTAINERS])[:_MOST_SIZES]
         ),

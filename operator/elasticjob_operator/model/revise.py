@@ -156,6 +156,7 @@ class StatusFields(TypedDict, total=False):
     scaling: api.ScalingStatus | None
     written_replicas: int | None
     template_hash: str | None
+    operator: api.OperatorStatus | None
     observed_generation: int
     start_time: str | None
     completion_time: str | None

@@ -15,8 +15,8 @@ _MOST_METRICS: Final = 8  # have series
 # are many: they have no series until the rest of the status is read.
 _KEPT: Final = (
     *("phase", "replicas", "ready_replicas", "selector", "nproc_per_node", "in_force", "origin", "goodput"),
-    *("lost_seconds", "capacity", "scaling", "written_replicas", "template_hash", "observed_generation"),
-    *("start_time", "completion_time"),
+    *("lost_seconds", "capacity", "scaling", "written_replicas", "template_hash", "operator"),
+    *("observed_generation", "start_time", "completion_time"),
 )
 
 

@@ -119,20 +119,21 @@ def find_unresponsive(
     elastic: api.ElasticPolicy,
     since: float,
     now: float,
+    release: str = "",
 ) -> tuple[frozenset[str], float | None]:
     """Running pods whose agents do not respond, or do not leave a world that is over; and when the next one is due.
 
-    If no agent of the job responds, the problem is more likely the operator's, and no pod is blamed.
+    If no agent of the job responds, the problem is more likely the operator's, and no pod is blamed, but for those that
+    an operator of another release than `release` has made: their agents follow the hub of that one.
     """
     timeout = elastic.faulty_pod_timeout_seconds
     members = {m.uid for m in world.members}
     formed = parse_time(world.formed_time) or 0.0
-    if not any(a.connected for a in agents.values()):
-        return frozenset(), None
+    is_heard = any(a.connected for a in agents.values())
     found: dict[str, float] = {}
     for pod in pods:
-        agent = agents.get(pod.uid)
-        if not pod.live or not pod.started:
+        agent, is_others = agents.get(pod.uid), bool(release and pod.release) and pod.release != release
+        if not pod.live or not pod.started or not (is_heard or is_others):
             continue
         if agent is not None and agent.connected:
             if pod.uid not in members and agent.state.phase in wire.BUSY:
@@ -140,6 +141,8 @@ def find_unresponsive(
                 found[pod.uid] = max(agent.since, agent.state_since, formed) + stopping
         elif agent is not None:
             found[pod.uid] = agent.since + timeout
+        elif is_others:
+            found[pod.uid] = max(since, pod.began or 0.0) + timeout
         elif pod.uid in members:  # its agent was connected before this hub started
             found[pod.uid] = since + timeout
     later = [at for at in found.values() if now < at]

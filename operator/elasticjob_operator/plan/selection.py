@@ -59,7 +59,11 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     succeeded = (find_ended if is_native else find_succeeded)(seen, status.rendezvous)
     done = {m.uid for m in succeeded} | set(status.rendezvous.succeeded)
     unresponsive, unresponsive_at = policy.find_unresponsive(
-        seen.pods, seen.agents, status.rendezvous, elastic=elastic, since=seen.hub_started, now=now
+        *(seen.pods, seen.agents, status.rendezvous),
+        elastic=elastic,
+        since=seen.hub_started,
+        now=now,
+        release="" if is_native else seen.release,  # without an agent, a pod follows nobody
     )
     slow = stragglers.find_replaced(spec, status, now)
     swapped = dict.fromkeys(slow.gone, Cause.STRAGGLER) | dict.fromkeys(incidents.replaced(status), Cause.RULE)

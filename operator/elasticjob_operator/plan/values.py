@@ -75,6 +75,7 @@ class Seen:
     quota: Quota | None = None  # what its queue has admitted; None where it has no queue
     now: float = 0.0
     hub_started: float = 0.0
+    release: str = ""  # of this operator; "" if it knows no others
     faulty_nodes: tuple[str, ...] = ()  # by their conditions, and by the jobs of the namespace
     suspected_nodes: tuple[str, ...] = ()  # by the jobs of others
     pool: PoolDecision | None = None  # for a job that shares a pool
@@ -160,6 +161,7 @@ class Plan:
     directives: Mapping[str, wire.Directive] = field(default_factory=dict)
     events: tuple[reporting.Event, ...] = ()
     announces: bool = False  # send the directives only after the status is persisted
+    claims: bool = False  # the status claims the job before other operators can: nothing is written before it
     set_replicas: int | None = None
     asks: int | None = None  # pods that the job would have if its queue admitted them all; None: as many as it has
     set_suspend: bool = False  # a rule suspends the job

@@ -28,7 +28,8 @@ from elasticjob_operator.kube.fair_queue import Slots, Turns
 from elasticjob_operator.kube.reduced_jobs import reduce_item
 from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
-from elasticjob_operator.model import contests
+from elasticjob_operator.model import claims, contests
+from elasticjob_operator.model.claims import Judgement, Verdict
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan import beginning
 from elasticjob_operator.plan.plan import Config, Plan, Seen, plan
@@ -39,6 +40,7 @@ from elasticjob_operator.rest.errors import BUSY, ApiError, without_frames
 from elasticjob_operator.rest.request import path_of
 from elasticjob_operator.run.news import JobNews, News
 from elasticjob_operator.run.node_memory import NodeMemory
+from elasticjob_operator.run.others import Others
 from elasticjob_operator.run.overdue_pods import OverduePods
 from elasticjob_operator.run.quiet_pods import EventLists, QuietPods
 from elasticjob_operator.sizing.values import PoolDecision
@@ -130,6 +132,7 @@ class Controller:
         on_wait: Callable[[float], None] = lambda seconds: None,
         queue: Queue | None = None,
         find_template: FindTemplate | None = None,
+        others: Others | None = None,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -153,6 +156,7 @@ class Controller:
         self._on_forget = on_forget
         self._queue = queue
         self._find_template = find_template
+        self._others = Others() if others is None else others
         self._faulty_nodes = NodeMemory(cache)
         self._news = News()
         self._event_lists = EventLists()
@@ -310,6 +314,9 @@ class Controller:
             await self._forget(key, loop, has_left=has_left)
             return None
         job, version = known
+        judged = self._others.judge(job)
+        if judged.verdict is not Verdict.DECIDE:
+            return await self._stand_back(loop, job, version, judged)
         started = loop.began = time.monotonic()
         now = self._clock()
         often_until = self._applier.refused.wait_for_extras(job.uid, started)
@@ -329,6 +336,7 @@ class Controller:
             quota=self._queue.see(job, pods) if self._queue is not None else None,
             now=now,
             hub_started=self._hub.started_at,
+            release=self._others.release,
             faulty_nodes=faulty.known,
             suspected_nodes=faulty.suspected,
             pool=self._find_pool_decision(key),
@@ -375,6 +383,22 @@ class Controller:
             now + told_in if told_in else None,
         )
 
+    async def _stand_back(self, loop: _Loop, job: Job, version: str, judged: Judgement) -> float:
+        """Leave a job alone over which another operator decides; when to look whether that is there."""
+        if loop.reason:  # it was this one's
+            loop.reason = ""
+            self._on_forget(job.key)
+        claim, release = job.status.operator, self._others.release
+        record = self._applier.recorder.record
+        if judged.verdict is Verdict.TAKE:
+            await self._applier.write_claim(job, version, claims.take(release))
+            record(job, self._others.tell_taken(job), self._clock())
+            return self._clock()
+        record(job, self._others.find_news(job), self._clock())
+        if judged.verdict is Verdict.ASK and claim is not None:
+            await self._applier.write_claim(job, version, claims.ask(claim, release))
+        return self._clock() + judged.look_at
+
     @staticmethod
     def _note_held(loop: _Loop, outcome: Outcome, made: Plan, now: float) -> float | None:
         """When to try the name of a pod again that one has which goes; the watch may tell of its end before."""
@@ -395,6 +419,7 @@ class Controller:
         self._hub.forget(key)
         self._cache.forget(key)
         self._loops.pop(key, None)
+        self._others.forget(key)
         self._on_forget(key)
 
     async def _find_job(self, key: JobKey) -> tuple[Job, str] | None:
@@ -439,7 +464,7 @@ class Controller:
         """
 
         def work() -> Plan:
-            return plan(loop.watch(seen), self.config)
+            return self._others.mark(seen.job, plan(loop.watch(seen), self.config), seen.agents)
 
         return work() if seen.weight <= MOST_IN_LOOP else await self._threads.run(seen.job.key, work)
 

@@ -177,6 +177,11 @@ class Metrics:
         self.leader = prometheus_client.Gauge(
             "elasticjob_leader", "1 if this replica is the leader.", registry=self.registry
         )
+        self.jobs_of_others = prometheus_client.Gauge(
+            "elasticjob_jobs_of_others",
+            "Jobs that this operator watches, and over which one of another release decides.",
+            registry=self.registry,
+        )
         prometheus_client.Gauge(
             "elasticjob_build_info", "The version of this operator.", ["version"], registry=self.registry
         ).labels(version).set(1)

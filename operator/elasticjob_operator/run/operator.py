@@ -45,6 +45,7 @@ from elasticjob_operator.run.http import HttpServer
 from elasticjob_operator.run.loop_lag import Pulse
 from elasticjob_operator.run.node_memory import NodeCondition, NodeMark, NodeMarks, NodeTaint
 from elasticjob_operator.run.options import Options
+from elasticjob_operator.run.others import Others
 from elasticjob_operator.run.otlp import Exporter
 from elasticjob_operator.run.pooling import PoolLoop
 from elasticjob_operator.run.serving import Serving
@@ -109,6 +110,9 @@ class Operator:
             self.tracer = Tracer(Exporter(options.otlp_url, options.otlp_headers), api.clock)
         self.pool = PoolLoop(api, self.cache, self.hub, self.intake, self._wake, options)
         self.applier = Applier(api, self.cache, self.hub, manifests.Settings(hub_url=""), options.identity)
+        self.others = Others(options.release, options.lease_seconds)
+        self.applier.on_pruned = self.others.note_pruned
+        self.metrics.jobs_of_others.set_function(self.others.count)
         self.kueue = self._make_kueue() if "kueue" in options.integrations else None
         self.controller = Controller(
             api,
@@ -127,6 +131,7 @@ class Operator:
             on_wait=self.metrics.queue_seconds.observe,
             queue=self.kueue,
             find_template=Templates(api, options.operator_namespace).find,
+            others=self.others,
         )
         self.serving = Serving(options, api, self.hub, self._trust)
 
@@ -316,6 +321,7 @@ class Operator:
             is_runtime_volume=self.applier.served.has_image_volumes,
             image_pull_policy=self.options.image_pull_policy,
             pools=self.options.pools,
+            release=self.options.release,
             is_traced=self.tracer is not None,
         )
         self.hub.started_at = self.api.clock()

@@ -51,3 +51,8 @@ class Options:
     otlp_headers: Mapping[str, str] = field(default_factory=dict)
     pool_objective: Objective = Objective.GOODPUT
     settings: member_health.Settings = field(default_factory=member_health.Settings)
+
+    @property
+    def release(self) -> str:
+        """What all replicas have in common, and operators of other releases have not."""
+        return f"{self.operator_namespace}/{self.lease_name}"

@@ -26,6 +26,7 @@ from elasticjob_operator.kube.cache import Cache
 from elasticjob_operator.kube.client import Api
 from elasticjob_operator.kube.intake import Intake
 from elasticjob_operator.kube.listing import Listing
+from elasticjob_operator.model import claims
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.pool import capacity, rounds
 from elasticjob_operator.pool.capacity import Held, Pool
@@ -73,7 +74,7 @@ class PoolLoop:
     ) -> None:
         self._api, self._cache, self._hub, self._intake, self._wake = client, cache, hub, intake, wake
         self._pools, self._objective = options.pools, options.pool_objective
-        self._namespaces = options.namespaces
+        self._namespaces, self._release = options.namespaces, options.release
         self._memories: dict[JobKey, _Memory] = {}
         self._noticed: set[JobKey] = set()
         self._changed = asyncio.Event()
@@ -142,7 +143,8 @@ class PoolLoop:
         job, spec = known[0], known[0].spec
         if spec is None or not spec.is_pooled or job.deleting or job.status.finished or spec.run_policy.suspend:
             return None
-        return (job, spec) if spec.is_ours else None
+        is_ours = spec.is_ours and not claims.is_of_another(job.status.operator, self._release)
+        return (job, spec) if is_ours else None
 
     async def decide(self) -> None:
         """One round over all pools."""

@@ -141,6 +141,34 @@ def test_mute_agents(agents: list[Any], expected: tuple[set[str], float | None])
 
 
 @pytest.mark.parametrize(
+    ("release", "agents", "fields", "expected"),
+    [
+        pytest.param(
+            "own", [None, None], {}, (set(), None), id="its own, and nobody is heard: it is the operator's fault"
+        ),
+        pytest.param("", [None, None], {}, (set(), None), id="of an earlier version"),
+        pytest.param("other", [None, None], {}, ({"u0", "u1"}, None), id="of another release"),
+        pytest.param("other", [("running", 1), None], {}, ({"u1"}, None), id="of another release, and one is heard"),
+        pytest.param("other", [("running", 1), ("running", 1)], {}, (set(), None), id="both follow this operator"),
+        pytest.param("other", [("running", 1), ("running", 1), None], {}, ({"u2"}, None), id="one that is in no world"),
+        pytest.param("other", [None, None], {"began": NOW - 10}, (set(), NOW + 20), id="they have just begun"),
+        pytest.param("other", [None, None], {"started": False}, (set(), None), id="they have not begun"),
+    ],
+)
+def test_pods_that_another_release_has_made(
+    release: str, agents: list[Any], fields: dict[str, Any], expected: tuple[set[str], float | None]
+) -> None:
+    pods = [make_pod(i, release=release, **fields) for i in range(len(agents))]
+    known = {f"u{i}": make_agent(i, a[0], a[1]) for i, a in enumerate(agents) if a}
+    elastic = api.ElasticPolicy()
+    found = policy.find_unresponsive(
+        pods, known, make_world(), elastic=elastic, since=NOW - 100, now=NOW, release="own"
+    )
+    assert found == (frozenset(expected[0]), expected[1])
+    assert policy.find_unresponsive(pods, known, make_world(), elastic=elastic, since=NOW, now=NOW)[0] == set()
+
+
+@pytest.mark.parametrize(
     ("keep", "ranks", "expected"),
     [
         pytest.param(4, {}, {0, 1, 2, 3}, id="all"),

@@ -27,6 +27,7 @@ class Settings:
     operator_namespace: str = ""
     hub_port: int = 0
     pools: tuple[Pool, ...] = ()
+    release: str = ""  # of this operator; "" if it knows no others
     is_traced: bool = False  # workers are told the span that theirs belong to
 
 

@@ -38,6 +38,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
         **(theirs.get("annotations") or {}),
         names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
         names.ANNOTATION_TEMPLATE_SHAPE: spec.shape.hash,
+        **({names.ANNOTATION_RELEASE: settings.release} if settings.release else {}),
     }
     # Charts leave fields empty, which is as if they were not there, but for a class that is looked up by its name.
     body: Object = {name: value for name, value in spec.template["spec"].items() if value not in ("", None)}
