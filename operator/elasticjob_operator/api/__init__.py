@@ -19,6 +19,7 @@ from elasticjob_operator.api.health_rules import (
     digest_patterns,
     list_patterns,
 )
+from elasticjob_operator.api.mesh import Layout, MeshDimension
 from elasticjob_operator.api.parsing import InvalidJobError, Problem, find_problems, parse_spec
 from elasticjob_operator.api.past import (
     BestValue,
@@ -128,10 +129,12 @@ __all__ = [
     "InForceStatus",
     "IncidentStatus",
     "InvalidJobError",
+    "Layout",
     "LostMember",
     "LostSeconds",
     "Measured",
     "Member",
+    "MeshDimension",
     "Metric",
     "MetricCheck",
     "Model",

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from elasticjob_operator.api.base import MOST_SECONDS, Model, Replicas, Seconds, number_or, schema_of_number_or
 from elasticjob_operator.api.health_rules import MOST_RULES, HealthRule
+from elasticjob_operator.api.mesh import MeshDimension
 
 MetricSpec = Annotated[
     dict[str, Any],
@@ -39,6 +40,15 @@ class ElasticPolicy(Model):
         min_length=1,
         max_length=64,
         description="Only these sizes are legal worlds. Excludes replicaIncrementStep.",
+    )
+    mesh: list[MeshDimension] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=8,
+        description="The DeviceMesh of the script, in its order, if a copy of the model needs several ranks. The "
+        "dimension without a size grows and shrinks: a copy has the ranks that differ in the others only. Worlds have "
+        "whole copies, a loss costs those that it touches, and members keep their places in the others. Excludes "
+        "replicaIncrementStep.",
     )
     metrics: list[MetricSpec] | None = Field(
         default=None,
@@ -86,6 +96,19 @@ class ElasticPolicy(Model):
             "!has(self.metrics) || has(self.maxReplicas)",
             "metrics needs maxReplicas: say how many pods the autoscaler may ask for",
         ),
+        (
+            "!(has(self.mesh) && has(self.replicaIncrementStep))",
+            "mesh and replicaIncrementStep exclude each other: remove replicaIncrementStep, since worlds have "
+            "whole copies of the model with mesh",
+        ),
+        (
+            "!has(self.mesh) || self.mesh.filter(d, !has(d.size)).size() == 1",
+            "mesh needs one dimension without a size, which grows and shrinks: leave out the size of one, or add one",
+        ),
+        (
+            "!has(self.mesh) || self.mesh.all(d, self.mesh.filter(e, e.name == d.name).size() == 1)",
+            "mesh has two dimensions of the same name: rename one of them",
+        ),
     )
 
     @model_validator(mode="after")
@@ -96,6 +119,13 @@ class ElasticPolicy(Model):
             raise ValueError(self.CEL[1][1])
         if self.metrics and self.max_replicas is None:
             raise ValueError(self.CEL[2][1])
+        if self.mesh is not None:
+            if self.replica_increment_step:
+                raise ValueError(self.CEL[3][1])
+            if sum(dimension.size is None for dimension in self.mesh) != 1:
+                raise ValueError(self.CEL[4][1])
+            if len({dimension.name for dimension in self.mesh}) < len(self.mesh):
+                raise ValueError(self.CEL[5][1])
         return self
 
 

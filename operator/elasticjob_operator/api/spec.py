@@ -12,12 +12,14 @@ from pydantic import AfterValidator, Field, model_validator
 from elasticjob_operator import quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.base import Model, Replicas, number_or, schema_of_number_or
+from elasticjob_operator.api.mesh import Layout, find_layout
 from elasticjob_operator.api.podtemplate import (
     MOST_PROCESSES,
     Shape,
     check_template,
     find_mount,
     find_shape,
+    resolve_nproc,
     template_hash,
 )
 from elasticjob_operator.api.policies import (
@@ -342,6 +344,11 @@ class Spec(Model):
             "self.rendezvous.backend == 'operator'",
             "checkpoints needs the rendezvous backend operator: remove checkpoints or rendezvous.backend",
         ),
+        (
+            "!has(self.elasticPolicy) || !has(self.elasticPolicy.mesh) || !has(self.nprocPerNode) || "
+            "string(self.nprocPerNode) != 'cpu'",
+            "elasticPolicy.mesh needs equally many processes in all pods: set nprocPerNode to a number, gpu or auto",
+        ),
     )
 
     CEL_OF_JOBS = (
@@ -367,23 +374,30 @@ class Spec(Model):
             raise ValueError(self.CEL[2][1])
         if self.is_pooled and policy.metrics:
             raise ValueError(self.CEL[4][1])
-        if self.checkpoints is not None:
-            if self.rendezvous.backend is not RendezvousBackend.OPERATOR:
-                raise ValueError(self.CEL[5][1])
-            mounted = find_mount(self.template, self.checkpoints.path)
-            if mounted:
+        if policy.mesh is not None and self.nproc_per_node == "cpu":
+            raise ValueError(self.CEL[6][1])
+        return self
+
+    @model_validator(mode="after")
+    def _can_keep_checkpoints(self) -> Self:
+        if self.checkpoints is None:
+            return self
+        if self.rendezvous.backend is not RendezvousBackend.OPERATOR:
+            raise ValueError(self.CEL[5][1])
+        mounted = find_mount(self.template, self.checkpoints.path)
+        if mounted:
+            raise ValueError(
+                f"checkpoints.path {self.checkpoints.path} is on the volume mounted at {mounted}: remove "
+                "checkpoints if the volume keeps the files, or choose another path"
+            )
+        for field, url in self.checkpoints.find_urls():
+            path = url.removeprefix("file://")
+            mount = find_mount(self.template, path)
+            if path != url and not (mount and f"{path}/".startswith(f"{mount}/")):
                 raise ValueError(
-                    f"checkpoints.path {self.checkpoints.path} is on the volume mounted at {mounted}: remove "
-                    "checkpoints if the volume keeps the files, or choose another path"
+                    f"{field} {url} is on no volume of the template, so it would be lost with the pod: mount one "
+                    "that outlives the pods"
                 )
-            for field, url in self.checkpoints.find_urls():
-                path = url.removeprefix("file://")
-                mount = find_mount(self.template, path)
-                if path != url and not (mount and f"{path}/".startswith(f"{mount}/")):
-                    raise ValueError(
-                        f"{field} {url} is on no volume of the template, so it would be lost with the pod: mount one "
-                        "that outlives the pods"
-                    )
         return self
 
     CEL_OF_CHANGES = (
@@ -442,8 +456,17 @@ class Spec(Model):
 
     @property
     def min_replicas(self) -> int:
-        policy = self.elastic_policy
-        return policy.min_replicas or (1 if policy.max_replicas else self.max_replicas)
+        """With a mesh, so many pods that they hold whole copies of the model, if there may be as many."""
+        policy, step = self.elastic_policy, self.layout.step
+        least = policy.min_replicas or (1 if policy.max_replicas else self.max_replicas)
+        whole = -(-least // step) * step
+        return whole if whole <= self.max_replicas else least
+
+    @property
+    def layout(self) -> Layout:
+        """How the pods of a world hold the copies of the model."""
+        mesh = self.elastic_policy.mesh
+        return Layout() if mesh is None else find_layout(mesh, resolve_nproc(self.nproc_per_node, self.template))
 
     @property
     def wanted(self) -> int:

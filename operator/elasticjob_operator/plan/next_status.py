@@ -135,10 +135,7 @@ def _find_problem(
     if seen.job.problems:
         return "InvalidSpec", seen.job.problems_text
     if not legal.sizes_of(spec, spec.wanted).legal(spec.wanted):
-        return "NoLegalSize", (
-            f"spec.elasticPolicy.replicaDiscreteValues has no size from {spec.min_replicas} (minReplicas, or else "
-            f"replicas) to {spec.wanted} (replicas): change one of them"
-        )
+        return "NoLegalSize", legal.describe_none(spec)
     agentless = find_agentless(seen, spec, status)
     if agentless.reason:
         return agentless.reason, agentless.message

@@ -17,6 +17,7 @@ from elasticjob_operator.pool.prices import next_lags
 from elasticjob_operator.pool.reasons import describe
 from elasticjob_operator.pool.throughput import Model
 from elasticjob_operator.pool.values import Grant, Limit, Objective, Request, measure
+from elasticjob_operator.sizing import legal
 from elasticjob_operator.times import format_time, parse_time
 
 SETTLE_SECONDS: Final = 5.0  # the first steps of a world are not typical
@@ -190,11 +191,7 @@ def find_sizes(one: PooledJob, now: float) -> tuple[int, ...]:
     most = max(1, one.placed) if one.is_refused else None
     if one.job.is_pinned and one.spec.replicas:
         return (most or one.spec.replicas,)
-    elastic = one.spec.elastic_policy
-    low, high = one.spec.min_replicas, one.spec.max_replicas
-    sizes: Sequence[int] = range(low, high + 1, elastic.replica_increment_step or 1)
-    if elastic.replica_discrete_values:
-        sizes = sorted({size for size in elastic.replica_discrete_values if low <= size <= high}) or (low,)
+    sizes = legal.sizes_of(one.spec, one.spec.max_replicas).list_all() or (one.spec.min_replicas,)
     if most is not None:
         sizes = (*(size for size in sizes if size < most), most)
     elif held and status.capacity is not None and status.capacity.withdrawn:

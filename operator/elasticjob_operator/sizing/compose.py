@@ -62,6 +62,9 @@ def ask_legal_sizes(view: View, size: int) -> Answer:
     failed = view.room.failed_sizes
     found = legal.sizes_of(view.spec, size, failed).legal(size)
     reason = retreat.describe(failed) if size in failed else f"{found} is the largest legal size of at most {size}"
+    step = view.spec.layout.step
+    if step > 1 and size not in failed:
+        reason += f": with elasticPolicy.mesh, {step} pods are needed for whole copies of the model"
     return Answer(at_most=found or None, reason=reason)
 
 

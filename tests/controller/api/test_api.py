@@ -84,6 +84,31 @@ BAD_ACROSS_FIELDS = [
         id="step-and-values",
     ),
     pytest.param(
+        spec(elasticPolicy={"replicaIncrementStep": 2, "mesh": [{"name": "dp"}, {"name": "tp", "size": 2}]}),
+        "spec.elasticPolicy",
+        "mesh and replicaIncrementStep exclude each other: remove replicaIncrementStep, since worlds have whole copies "
+        "of the model with mesh",
+        id="step-and-mesh",
+    ),
+    pytest.param(
+        spec(elasticPolicy={"mesh": [{"name": "dp", "size": 2}, {"name": "tp", "size": 2}]}),
+        "spec.elasticPolicy",
+        "mesh needs one dimension without a size, which grows and shrinks: leave out the size of one, or add one",
+        id="mesh-that-cannot-grow",
+    ),
+    pytest.param(
+        spec(elasticPolicy={"mesh": [{"name": "dp"}, {"name": "tp", "size": 2}, {"name": "tp", "size": 2}]}),
+        "spec.elasticPolicy",
+        "mesh has two dimensions of the same name: rename one of them",
+        id="mesh-of-two-alike",
+    ),
+    pytest.param(
+        spec(nprocPerNode="cpu", elasticPolicy={"mesh": [{"name": "dp"}, {"name": "tp", "size": 2}]}),
+        "spec",
+        "elasticPolicy.mesh needs equally many processes in all pods: set nprocPerNode to a number, gpu or auto",
+        id="mesh-of-pods-that-differ",
+    ),
+    pytest.param(
         spec(elasticPolicy={"minReplicas": 2, "metrics": METRICS}),
         "spec.elasticPolicy",
         "metrics needs maxReplicas: say how many pods the autoscaler may ask for",

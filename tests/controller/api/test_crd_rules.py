@@ -150,6 +150,11 @@ policies = st.fixed_dictionaries(
         "maxReplicas": counts,
         "replicaIncrementStep": counts,
         "replicaDiscreteValues": st.lists(counts, min_size=1, max_size=3, unique=True),
+        "mesh": st.lists(
+            st.fixed_dictionaries({"name": st.sampled_from(["dp", "tp", "pp"])}, optional={"size": counts}),
+            min_size=1,
+            max_size=3,
+        ),
     },
 )
 specs = st.fixed_dictionaries(

@@ -98,6 +98,11 @@ def test_placed_pods_are_an_admission() -> None:
             sharer("a", 4, spec={"elasticPolicy": {"replicaDiscreteValues": [2, 4, 16]}}), (2, 4), id="legal sizes"
         ),
         pytest.param(
+            sharer("a", 6, spec={"elasticPolicy": {"mesh": [{"name": "dp"}, {"name": "tp", "size": 3}]}}),
+            (3, 6),
+            id="whole copies",
+        ),
+        pytest.param(
             sharer("a", 6, capacity=api.CapacityStatus(withdrawn=2, attempts=1)), (1, 2, 3, 4), id="no node for two"
         ),
         pytest.param(

@@ -18,7 +18,7 @@ LATER = format_time(NOW + 60)
 
 
 def make_view(min: int = 2, max: int = 8, *, replicas: int | None = None, withdrawn: int = 0, **fields: Any) -> View:
-    elastic = {key: fields.pop(key) for key in list(fields) if key.startswith("replica") or key == "spares"}
+    elastic = {key: fields.pop(key) for key in list(fields) if key.startswith("replica") or key in ("spares", "mesh")}
     retry = LATER if withdrawn else None
     spec = make_spec(min, max, replicas=replicas, elasticPolicy=elastic)
     return View(spec, api.CapacityStatus(withdrawn=withdrawn, retry_time=retry), **fields)
@@ -63,6 +63,15 @@ def test_what_each_source_makes_of_a_size(source: Source, view: View, size: int,
     [
         pytest.param(make_view(replicas=3), Size(3, 3, 3), id="as it is wanted"),
         pytest.param(make_view(replicas=3, spares=2), Size(3, 3, 5), id="spares are pods, and train nowhere"),
+        pytest.param(
+            make_view(replicas=7, mesh=[{"name": "dp"}, {"name": "tp", "size": 3}]),
+            Size(
+                *(7, 6, 6, "legalSizes"),
+                "6 is the largest legal size of at most 7: with elasticPolicy.mesh, 3 pods are needed for whole copies"
+                " of the model",
+            ),
+            id="whole copies of the model",
+        ),
         pytest.param(
             make_view(replicaIncrementStep=4, spares=1),
             Size(8, 6, 7, "legalSizes", "6 is the largest legal size of at most 8"),

@@ -15,6 +15,7 @@ from elasticjob_operator import api
 from elasticjob_operator.integrations.kueue.quota import find_base
 from elasticjob_operator.integrations.kueue.values import Workload
 from elasticjob_operator.model.observe import Pod
+from elasticjob_operator.sizing import legal
 
 _NOT_STARTED = "Not all pods have started"
 MOST_INCREMENTS = 32  # that a job can grow by from minReplicas to maxReplicas: each is an object in etcd
@@ -266,8 +267,4 @@ def _ask(scene: _Scene, *, may_run: bool) -> Iterator[Write]:
 def find_next_size(spec: api.Spec, size: int) -> int:
     """The legal size that an increment from this one leads to; sizes of spares are all legal."""
     least = size + max(1, -(-(spec.max_replicas - spec.min_replicas) // MOST_INCREMENTS))
-    values = spec.elastic_policy.replica_discrete_values
-    if values:
-        return min((v for v in values if v >= least), default=least)
-    step, low = spec.elastic_policy.replica_increment_step or 1, spec.min_replicas
-    return low + -(-max(0, least - low) // step) * step
+    return legal.sizes_of(spec, spec.max_replicas).at_least(least)

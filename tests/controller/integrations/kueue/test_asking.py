@@ -218,6 +218,7 @@ def test_a_finished_job(workload: Workload, pods: tuple[Pod, ...], expected: lis
         pytest.param({}, [3, 4, 5, 6], id="one by one"),
         pytest.param({"replicaIncrementStep": 2}, [4, 6], id="steps"),
         pytest.param({"replicaDiscreteValues": [2, 3, 6]}, [3, 6], id="values"),
+        pytest.param({"mesh": [{"name": "dp"}, {"name": "tp", "size": 2}]}, [4, 6], id="whole copies"),
     ],
 )
 def test_increments_lead_from_one_legal_size_to_the_next(elastic: dict[str, Any], sizes: list[int]) -> None:
