@@ -110,6 +110,24 @@ class TestSize:
         wait_for(lambda: len(pod_uids(jobs, "spare") - known) == 1, "there is a new spare")
 
     @together
+    def test_a_spare_has_the_place_of_a_lost_pod_in_its_copy_of_the_model(self, jobs: Jobs, cluster: Cluster) -> None:
+        mesh = [{"name": "dp"}, {"name": "tp", "size": 2}]
+        jobs.create("mesh", light_spec(replicas=4, elasticPolicy={"maxReplicas": 4, "spares": 1, "mesh": mesh}))
+        before = jobs.await_world("mesh", 4)
+        wait_for(
+            lambda: [p["status"]["phase"] for p in jobs.pods("mesh")] == ["Running"] * 5,
+            "the spare is warm",
+            timeout=90,
+        )
+        known = pod_uids(jobs, "mesh")
+        cluster.kill_pod(jobs.namespace, before["rendezvous"]["members"][1]["pod"])
+        after = jobs.await_world("mesh", 4, above=before["rendezvous"]["generation"])
+        (spare,) = known - set(world_uids(before))
+        assert world_uids(after) == [world_uids(before)[0], spare, *world_uids(before)[2:]]
+        jobs.scale("mesh", 3)
+        assert world_uids(jobs.await_world("mesh", 2)) == world_uids(after)[:2], "whole copies"
+
+    @together
     def test_only_steps_are_legal(self, jobs: Jobs) -> None:
         policy = {"minReplicas": 1, "maxReplicas": 4, "replicaIncrementStep": 2}
         jobs.create("step", light_spec(elasticPolicy=policy))

@@ -235,7 +235,7 @@ def _form(situation: Situation, verdicts: tuple[MemberVerdict, ...], *, cause: s
             situation, [j for j in verdicts if not fencing.is_out(j, situation.world)], cause, checkpoint=False
         )
         return Decision(State.WAITING, wait.reason, told, verdicts=verdicts, cause=cause, wake_at=wait.until)
-    world = _next_world(situation, joiners.choose(survivors, coming, size), cause)
+    world = _next_world(situation, joiners.choose(situation, survivors, coming, size), cause)
     announced = replace(situation, world=world)
     told = directives.fence(announced, world.members)
     told |= directives.build_worlds(announced, world.members)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from elasticjob_operator.api.wire import AgentPhase
+from elasticjob_operator.membership import groups
 from elasticjob_operator.membership.member_health import MemberVerdict, Situation, Worker
 from elasticjob_operator.model import topology
 from elasticjob_operator.model.observe import Pod
@@ -23,27 +24,41 @@ def find_joiners(situation: Situation, verdicts: Sequence[MemberVerdict]) -> lis
     return topology.sort_by_place(found, lambda w: w.place)
 
 
-def choose(survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> list[Worker]:
-    """The members of the next world, of `size` pods: survivors keep their order, joiners are appended.
+def choose(situation: Situation, survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> list[Worker]:
+    """The members of the next world, of `size` pods, in the order of their ranks.
 
-    If there are too many, those to be replaced stay out first, then joiners, then survivors, always the last ones; but
-    not a survivor that alone has a part of the state in memory, as long as another one can stay out instead.
+    Survivors keep their order, and joiners are appended. If a copy of the model needs several pods, survivors keep
+    their places in the copies, and joiners fill these.
     """
-    candidates = [*survivors, *coming]
-    surplus = len(candidates) - size
+    candidates = {w.pod.uid: w for w in (*survivors, *coming)}
+    world, places = [m.uid for m in situation.world.members], {uid: w.place for uid, w in candidates.items()}
+    out = _find_out(situation, survivors, coming, size)
+    chosen = [uid for uid in candidates if uid not in out]
+    return [candidates[uid] for uid in groups.seat(world, chosen, situation.layout, places)]
+
+
+def _find_out(situation: Situation, survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> set[str]:
+    """Who stays out of the next world, if there are too many.
+
+    Those to be replaced do first, then joiners, then survivors: those of copies that lack some, and always the last
+    ones; but not a survivor that alone has a part of the state in memory, as long as another one can stay out instead.
+    """
+    surplus = len(survivors) + len(coming) - size
     if surplus <= 0:
-        return candidates
+        return set()
     parts = _find_parts(survivors)
     holders = Counter(itertools.chain.from_iterable(parts.values()))
-    slow = [w for w in reversed(survivors) if w.replaced]
-    order = [w.pod.uid for w in (*slow, *reversed(coming), *reversed(survivors))]
+    slow = [w.pod.uid for w in reversed(survivors) if w.replaced]
+    healthy, world = frozenset(parts).difference(slow), [m.uid for m in situation.world.members]
+    best = groups.sort_to_keep(world, healthy, size // situation.layout.pods, situation.layout)
+    order = [*slow, *(w.pod.uid for w in reversed(coming)), *reversed(best)]
     out: set[str] = set()
     for is_forced, uid in itertools.product((False, True), order):
         mine = parts.get(uid, frozenset())
         if len(out) < surplus and uid not in out and (is_forced or all(holders[part] > 1 for part in mine)):
             out.add(uid)
             holders.subtract(mine)
-    return [w for w in candidates if w.pod.uid not in out]
+    return out
 
 
 def _find_parts(survivors: Sequence[Worker]) -> dict[str, frozenset[int]]:

@@ -7,7 +7,7 @@ depends only on current values, never on past events.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from elasticjob_operator import api
@@ -82,6 +82,7 @@ class Situation:
     workers: tuple[Worker, ...]
     sizes: Sizes
     now: float
+    layout: api.Layout = field(default_factory=api.Layout)  # how pods hold the copies of the model
     hub_started: float = 0.0
     missing: int = 0  # pods that are wanted and do not exist yet
     hold_until: float = 0.0  # crash-loop back-off: no world is formed before this

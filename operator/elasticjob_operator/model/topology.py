@@ -38,9 +38,9 @@ def sort_by_place(items: Iterable[_T], place: Callable[[_T], Place]) -> list[_T]
     ordered = list(items)
     first: dict[Place, int] = {}
     for number, item in enumerate(ordered):
-        for part in _parts(place(item)):
+        for part in find_parts(place(item)):
             first.setdefault(part, number)
-    return sorted(ordered, key=lambda item: [first[part] for part in _parts(place(item))])
+    return sorted(ordered, key=lambda item: [first[part] for part in find_parts(place(item))])
 
 
 def sort_to_leave(items: Sequence[_T], place: Callable[[_T], Place], last: Callable[[_T], bool]) -> list[_T]:
@@ -52,19 +52,19 @@ def sort_to_leave(items: Sequence[_T], place: Callable[[_T], Place], last: Calla
     members: dict[Place, list[int]] = defaultdict(list)
     keeps: set[Place] = set()
     for number, item in enumerate(items):
-        for part in _parts(place(item)):
+        for part in find_parts(place(item)):
             members[part].append(number)
             if last(item):
                 keeps.add(part)
 
     def turn(number: int) -> list[tuple[bool, int, int]]:
         item = items[number]
-        parts = [(part in keeps, len(members[part]), -max(members[part])) for part in _parts(place(item))]
+        parts = [(part in keeps, len(members[part]), -max(members[part])) for part in find_parts(place(item))]
         return [*parts, (last(item), 0, -number)]
 
     return [items[number] for number in sorted(range(len(items)), key=turn)]
 
 
-def _parts(place: Place) -> list[Place]:
+def find_parts(place: Place) -> list[Place]:
     """The place and all that it is known to be in, the widest first."""
     return [place[: depth + 1] for depth, name in enumerate(place) if name]

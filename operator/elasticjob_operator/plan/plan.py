@@ -358,6 +358,7 @@ def _situation(seen: Seen, config: Config, spec: api.Spec, status: api.Status, p
         world=status.rendezvous,
         workers=tuple(workers),
         sizes=legal.sizes_of(spec, pods.size.world, pods.capacity.failed_sizes),
+        layout=spec.layout,
         now=seen.now,
         hub_started=seen.hub_started,
         missing=pods.missing,

@@ -9,6 +9,7 @@ from elasticjob_operator import api
 from elasticjob_operator.api import wire
 from elasticjob_operator.api.names import Cause
 from elasticjob_operator.api.podtemplate import Size
+from elasticjob_operator.membership import groups
 from elasticjob_operator.model import topology
 from elasticjob_operator.model.observe import Agent, Node, Pod
 from elasticjob_operator.model.quota import Quota
@@ -150,12 +151,17 @@ def find_unresponsive(
 
 
 def choose_kept(
-    pods: Sequence[Pod], keep: int, *, ranks: Mapping[str, int], nodes: Mapping[str, Node] | None = None
+    pods: Sequence[Pod],
+    keep: int,
+    *,
+    ranks: Mapping[str, int],
+    nodes: Mapping[str, Node] | None = None,
+    layout: api.Layout | None = None,
 ) -> frozenset[str]:
     """UIDs of the pods to keep. Pods outside the world without a node go first, then those with the highest index.
 
     Rank 0 goes last: it hosts the store, and users look at its log. With `nodes`, members go in an order that frees
-    whole nodes, racks and zones.
+    whole nodes, racks and zones; or whole copies of the model, if these need several pods.
     """
 
     def worth(pod: Pod) -> tuple[bool, bool, bool, int]:
@@ -163,7 +169,11 @@ def choose_kept(
         return (rank is None, pod.unschedulable is not None, rank != 0, pod.index)
 
     ordered = sorted(pods, key=worth)
-    if nodes is not None and keep < len(pods):
+    if nodes is not None and layout is not None and layout.pods > 1:
+        found = {pod.uid: pod for pod in pods}
+        stays = groups.sort_to_keep(sorted(ranks, key=ranks.__getitem__), found.keys(), keep // layout.pods, layout)
+        ordered = [*(found[uid] for uid in stays), *(p for p in ordered if p.uid not in ranks)]
+    elif nodes is not None and keep < len(pods):
         members = sorted((p for p in pods if p.uid in ranks), key=lambda p: p.index)
         leaving = topology.sort_to_leave(
             members, lambda p: nodes[p.node].place if p.node in nodes else (), lambda p: ranks[p.uid] == 0

@@ -97,7 +97,9 @@ def choose_pods(seen: Seen, spec: api.Spec, status: api.Status) -> PodSelection:
     needed = done | (members - set(status.restarts.counted))
     # torch's own rendezvous identifies pods by index, and so does a queue.
     by_index = is_native or seen.quota is not None
-    kept = policy.choose_kept(staying, size.pods, ranks=ranks, nodes=None if by_index else seen.nodes)
+    kept = policy.choose_kept(
+        staying, size.pods, ranks=ranks, nodes=None if by_index else seen.nodes, layout=spec.layout
+    )
     stays = kept | replaced | departing.keys()
     answering = {uid for uid, a in seen.agents.items() if a.connected}
     forced, force_at = nodes.overdue_deletions(

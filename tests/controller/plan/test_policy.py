@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -216,6 +217,23 @@ def test_who_is_outside_the_world_goes_before_any_place_is_freed() -> None:
     ranks = {"u0": 0, "u1": 1, "u3": 2}
     assert policy.choose_kept(pods, 4, ranks=ranks, nodes=nodes) == {"u0", "u1", "u2", "u3"}
     assert policy.choose_kept(pods, 2, ranks=ranks, nodes=nodes) == {"u0", "u1"}
+
+
+@pytest.mark.parametrize(
+    ("staying", "keep", "expected"),
+    [
+        pytest.param(range(8), 4, {0, 1, 4, 5}, id="whole-copies"),
+        pytest.param((1, 2, 3, 4, 5, 6, 7), 4, {2, 3, 6, 7}, id="the-whole-one"),
+        pytest.param((0, 1, 2, 3, 4, 5, 6, 9), 5, {0, 1, 4, 5, 2}, id="who-is-outside-goes-first"),
+    ],
+)
+def test_victims_free_whole_copies(staying: Sequence[int], keep: int, expected: set[int]) -> None:
+    """Of a mesh of two stages, and pairs in each: 0, 1, 4 and 5 are a copy."""
+    pods = [make_pod(i, node=f"n{i}") for i in staying]
+    nodes = {f"n{i}": make_node(f"n{i}", place=(f"n{i}",)) for i in range(10)}
+    layout = api.Layout(4, 2, 2)
+    kept = policy.choose_kept(pods, keep, ranks={f"u{i}": i for i in range(8)}, nodes=nodes, layout=layout)
+    assert kept == {f"u{i}" for i in expected}
 
 
 def test_a_pod_without_room_goes_before_one_that_runs() -> None:

@@ -7,6 +7,7 @@ stop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,8 @@ from examples import tries
 
 seconds = st.sampled_from([0.05, 0.3, 1.0, 3.0, 7.0, 20.0, 45.0, 100.0])
 pick = st.integers(min_value=0, max_value=30)
+NEIGHBOURS: Final[dict[str, object]] = {"mesh": [{"name": "dp"}, {"name": "tp", "size": 2}]}
+STAGES: Final[dict[str, object]] = {"mesh": [{"name": "pp", "size": 2}, {"name": "dp"}]}
 
 
 class Histories(RuleBasedStateMachine):
@@ -30,18 +33,23 @@ class Histories(RuleBasedStateMachine):
         more=st.integers(0, 3),
         nodes=st.integers(1, 6),
         spares=st.sampled_from([0, 0, 1]),
-        step=st.sampled_from([None, None, 2]),
+        legal=st.sampled_from([{}, {}, {"replicaIncrementStep": 2}, NEIGHBOURS, STAGES]),
         notice=st.sampled_from([0.1, None]),
         rank0=st.booleans(),
     )
     def start(
-        self, low: int, more: int, nodes: int, spares: int, step: int | None, notice: float | None, rank0: bool
+        self,
+        low: int,
+        more: int,
+        nodes: int,
+        spares: int,
+        legal: dict[str, object],
+        notice: float | None,
+        rank0: bool,
     ) -> None:
-        elastic: dict[str, object] = {"spares": spares, "maxRestarts": 1000}
-        if step:
-            elastic["replicaIncrementStep"] = step
+        elastic: dict[str, object] = {"spares": spares, "maxRestarts": 1000, **legal}
         success = "Rank0" if rank0 else "All"
-        spec = make_spec(low, low + more, elasticPolicy=elastic, successPolicy=success)
+        spec = make_spec(low, low + max(more, low % 2), elasticPolicy=elastic, successPolicy=success)
         self.cluster = Cluster(spec, nodes=nodes, notice=notice)
         self.cluster.run(5)
 
@@ -183,7 +191,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(low=st.integers(1, 4), more=st.integers(0, 3))
     def resize(self, low: int, more: int) -> None:
-        self.cluster.edit(min=low, max=low + more, replicas=low + more)
+        high = low + max(more, low % 2)  # there is always a whole copy of two pods
+        self.cluster.edit(min=low, max=high, replicas=high)
 
     @rule(suspend=st.booleans())
     def suspend(self, suspend: bool) -> None:
@@ -215,7 +224,7 @@ class Histories(RuleBasedStateMachine):
             ended = cluster.status.rendezvous.succeeded
             if not ended and not any(p.agent and p.agent.phase == "succeeded" for p in cluster.pods.values()):
                 assert cluster.trains, f"it does not train: {cluster.describe()}"
-                step = spec.elastic_policy.replica_increment_step or 1
+                step = spec.layout.step if spec.elastic_policy.mesh else spec.elastic_policy.replica_increment_step or 1
                 size = spec.wanted - (spec.wanted - spec.min_replicas) % step
                 assert cluster.size == size, f"{size} wanted: {cluster.describe()}"
                 live = [p for p in cluster.pods.values() if p.record.live]

@@ -148,6 +148,8 @@ def test_spares_replace_a_lost_member_at_once() -> None:
         pytest.param({"replicaIncrementStep": 2}, 6, 6, id="step-all"),
         pytest.param({"replicaDiscreteValues": [2, 6]}, 5, 2, id="values-rest-waits"),
         pytest.param({"replicaDiscreteValues": [2, 6]}, 6, 6, id="values-all"),
+        pytest.param({"mesh": [{"name": "dp"}, {"name": "tp", "size": 2}]}, 5, 4, id="copies-rest-waits"),
+        pytest.param({"mesh": [{"name": "dp"}, {"name": "tp", "size": 2}]}, 6, 6, id="copies-all"),
     ],
 )
 def test_only_legal_worlds(elastic: dict[str, object], nodes: int, size: int) -> None:
@@ -155,6 +157,54 @@ def test_only_legal_worlds(elastic: dict[str, object], nodes: int, size: int) ->
     cluster.run(200)
     assert cluster.size == size
     assert {len(p.status.rendezvous.members) for p in cluster.plans} <= {0, size}
+
+
+INNER = [{"name": "dp"}, {"name": "pp", "size": 2}, {"name": "tp", "size": 2}]
+OUTER = [{"name": "pp", "size": 2}, {"name": "dp"}, {"name": "tp", "size": 2}]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "left", "whole"),
+    [
+        pytest.param(INNER, "0 1 2 3 8 9 10 11 12 13 14 15", "0 1 2 3 8 9 10 11 12 13 14 15 4 6 7 16", id="neighbours"),
+        pytest.param(
+            OUTER, "0 1 8 9 12 13 2 3 10 11 14 15", "0 1 8 9 12 13 4 6 2 3 10 11 14 15 7 16", id="stages-far-away"
+        ),
+    ],
+)
+def test_a_loss_costs_one_copy_of_the_model(mesh: list[dict[str, object]], left: str, whole: str) -> None:
+    """16 ranks, tensor 2 x pipeline 2. The others of the copy wait for the successor of the pod that is lost."""
+    cluster = started(size=16, spec=make_spec(4, 16, elasticPolicy={"mesh": mesh}), nodes=16)
+    assert cluster.generation == 1
+
+    def ranks() -> list[str]:
+        return [pod.removeprefix("digits-worker-") for pod in cluster.world]
+
+    cluster.kill(5)
+    cluster.run_until(lambda: cluster.trains and cluster.generation == 2)
+    assert " ".join(ranks()) == left
+    cluster.run_until(lambda: cluster.trains and cluster.generation == 3)
+    assert " ".join(ranks()) == whole
+    assert cluster.status.restarts.total == 0
+
+
+def test_a_spare_has_the_place_of_a_lost_pod_in_its_copy() -> None:
+    cluster = started(size=8, spec=make_spec(4, 8, elasticPolicy={"mesh": INNER, "spares": 1}), nodes=10, boot=60.0)
+    cluster.run(90)
+    cluster.kill(5)
+    cluster.run_until(lambda: cluster.trains and cluster.generation == 2)
+    assert cluster.world == [f"digits-worker-{number}" for number in (0, 1, 2, 3, 4, 8, 6, 7)]
+
+
+def test_a_smaller_job_has_whole_copies() -> None:
+    cluster = started(size=12, spec=make_spec(4, 12, elasticPolicy={"mesh": OUTER}), nodes=12)
+    before = [cluster.world[at : at + 2] for at in (0, 2, 4, 6, 8, 10)]
+    cluster.edit(replicas=8)
+    cluster.run_until(lambda: cluster.size == 8)
+    assert [cluster.world[at : at + 2] for at in (0, 2, 4, 6)] == [before[0], before[1], before[3], before[4]]
+    cluster.run(60)
+    assert len(cluster.pods) == 8
+    assert cluster.generation == 2
 
 
 def test_pods_that_fit_no_legal_world_are_not_made() -> None:
