@@ -1,6 +1,6 @@
 """`make chaos`: everything, long. One JSON line a suite; exit code 1 where anything was wrong.
 
-python -m chaos [--seed N] [--only SUITE] [--stories a,b] [--minutes M] [--soak-minutes M]
+python -m chaos [--seed N] [--only SUITE] [--mesh 2x2] [--stories a,b] [--minutes M] [--soak-minutes M]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from chaos import (
     health,
     manifests,
     memory,
+    meshes,
     mutants,
     scripts,
     sessions,
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument("--stories", default=",".join(STORIES))
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--session-histories", type=int, default=100)
+    parser.add_argument("--mesh", type=meshes.read_mesh, help="sessions: of copies x shards, such as 2x2")
     parser.add_argument("--curve-histories", type=int, default=200)
     parser.add_argument("--curve-agent-histories", type=int, default=30, help="more, in which agents make the changes")
     parser.add_argument("--scripts", type=int, default=500, help="training scripts that are drawn")
@@ -153,7 +155,10 @@ def main() -> int:
         directory = Path(name)
         reports = [run_model(args.seed)] if "model" in suites else []
         reports += [run_mutants(args.seed, directory)] if "mutants" in suites else []
-        reports += [sessions.run(args.seed, args.session_histories, 6, directory)] if "sessions" in suites else []
+        if "sessions" in suites and args.mesh is None:
+            reports.append(sessions.run(args.seed, args.session_histories, 6, directory))
+        elif "sessions" in suites:
+            reports.append(meshes.run(args.seed, args.session_histories, 6, args.mesh, directory))
         if "sharded" in suites:
             reports.append(sessions.run(args.seed, args.session_histories, 6, directory, sessions.SHARDED))
         if "lightning" in suites:

@@ -83,14 +83,19 @@ def run_trial(
             for event in schedule:
                 done.append(str(event))
                 world = stage.act(event, world)
-            for step in range(0, steps + 1, 5):  # patience with each few steps, not with all of them
-                out.wait(partial(_has_reached, step), PATIENCE)
+            await_steps(out, steps)
     except Exception:
         logs = "\n".join(f"{pod.name}: {pod.log[-1500:]}" for pod in pods.pods.values())
         return len(done), [f"seed {seed}, {model}, after {done}: {traceback.format_exc()}\n{logs}"]
     lines = out.read()
     wrong = check(lines, references.find(model, max(line["step"] for line in lines) + 1))
     return len(done), [f"seed {seed}, {model}, {done}: {one}" for one in wrong[:5]]
+
+
+def await_steps(out: Steps, steps: int) -> None:
+    """Wait until so many steps are made: with patience for each few of them, not for all."""
+    for step in range(0, steps + 1, 5):
+        out.wait(partial(_has_reached, step), PATIENCE)
 
 
 def _has_reached(step: int, lines: Sequence[Mapping[str, Any]]) -> bool:

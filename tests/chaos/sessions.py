@@ -164,8 +164,7 @@ class Stage:
             self.hub.wait_for(lambda: len(self.hub.regroups) > regroups, PATIENCE, "a regroup")
             time.sleep(event.delay)  # any moment of the regroup will do
         if event.kind == "crash":
-            worker = self.worker_of(world, first)
-            self.members[first].signal_worker(worker, signal.SIGKILL)
+            self.crash(world, first)
         if "kill" in event.kind:
             self.kill(first)
             size -= 1
@@ -173,6 +172,10 @@ class Stage:
             self.kill(second)
             size -= 1
         return self.await_world(size, world.generation)
+
+    def crash(self, world: World, pod: str) -> None:
+        """Only the worker dies: its pod and its agent stay."""
+        self.members[pod].signal_worker(self.worker_of(world, pod), signal.SIGKILL)
 
     def worker_of(self, world: World, pod: str) -> int:
         rank = world.pods.index(pod)

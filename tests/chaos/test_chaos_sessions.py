@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos import curve, meshes
+from chaos.meshes import Mesh
 from chaos.sessions import PLAIN, SHARDED, Program, check, make_schedule, run_trial
+from elasticjob.torchcompat import sharding
 from torch_features import needs_fsdp_on_cpu
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -50,3 +54,56 @@ GOOD = [step(1, 0, 0), step(1, 0, 1), step(1, 1, 0), step(2, 1, 0), step(2, 1, 1
 def test_the_checker_sees(more: list[dict[str, Any]], problem: str | None) -> None:
     wrong = check(GOOD + more)
     assert (not wrong) if problem is None else (len(wrong) == 1 and problem in wrong[0])
+
+
+@pytest.mark.skipif(not sharding.has_custom_reduce(), reason="this torch's FSDP2 has no set_custom_reduce_scatter")
+@pytest.mark.parametrize(("mesh", "seed"), [(Mesh(2, 2), 4)])
+@pytest.mark.usefixtures("backend")
+def test_any_schedule_of_a_mesh_gives_the_same_curve(mesh: Mesh, seed: int, tmp_path: Path) -> None:
+    faults, wrong = meshes.run_trial(seed, 4, 20, mesh, curve.References(tmp_path), tmp_path)
+    assert not wrong, "\n".join(wrong)
+    assert faults == 4
+
+
+@pytest.mark.parametrize("mesh", [Mesh(2, 2), Mesh(2, 1), Mesh(1, 2), Mesh(3, 2)])
+def test_the_schedules_of_a_mesh_have_every_event(mesh: Mesh) -> None:
+    events = {event.kind for seed in range(20) for event in meshes.make_schedule(seed, 8, mesh)}
+    assert events == set(meshes.KINDS)
+    assert meshes.make_schedule(3, 8, mesh) == meshes.make_schedule(3, 8, mesh)
+    for seed in range(20):
+        living = mesh.size
+        for event in meshes.make_schedule(seed, 8, mesh):
+            assert max(event.ranks) < living // mesh.shards * mesh.shards, "members are lost, and not those who wait"
+            living += meshes.count_new(event.kind, living, mesh)
+            assert living <= mesh.largest
+            living -= meshes.LOST.get(event.kind, 0)
+            assert living >= mesh.shards
+
+
+def test_a_history_is_told_where_it_goes_back_without_need() -> None:
+    made = ((1, 7), (1, 8), (2, 8), (3, 5), (4, 6))
+    lines = [{"generation": generation, "step": step} for generation, step in made]
+    assert meshes.check_costs(lines, [(1, 2), (3, 4)]) == []
+    assert meshes.check_costs(lines, [(2, 3)]) == [
+        "generation 3 goes back from step 8 to 5, though every shard was left"
+    ]
+
+
+@pytest.mark.parametrize(("lost", "expected"), [((0,), True), ((0, 1), True), ((0, 3), True), ((1, 3), False)])
+def test_shards_that_are_left(lost: tuple[int, ...], expected: bool) -> None:
+    assert meshes.keeps_all(Mesh(2, 2), 4, lost) is expected
+
+
+@pytest.mark.parametrize(
+    ("ready", "expected"),
+    [("abcd", "abcd"), ("acd", "cd"), ("bc", "cb"), ("acde", "aecd"), ("abcde", "abcd"), ("bd", "db")],
+)
+def test_the_planner_seats_the_pods_of_a_mesh(ready: str, expected: str) -> None:
+    assert "".join(meshes.seat(Mesh(2, 2), "abcd", list(ready))) == expected
+
+
+def test_a_mesh_is_copies_by_shards() -> None:
+    assert meshes.read_mesh("3x2") == Mesh(3, 2)
+    for text in ("2", "2x", "0x2", "1x2x2", "axb"):
+        with pytest.raises(ArgumentTypeError, match="COPIESxSHARDS"):
+            meshes.read_mesh(text)

@@ -70,6 +70,9 @@ class FakeHub:
         self.generation = 0
         self._charged: set[int] = set()  # generations in which a worker failed
         self.in_process: bool | None = None  # what to tell newcomers; None: what the others say of themselves
+        # Who of those that are ready is in the next world, by rank, with UIDs: of the last world, and of all that are
+        # ready, survivors first. None: all of them.
+        self.seat: Callable[[list[str], list[str]], list[str]] | None = None
         self.probe: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what to tell a pod in its preflight
         self.agents: dict[str, Agent] = {}
         self.world: World | None = None
@@ -420,7 +423,7 @@ class FakeHub:
         if any(a is not None and a.phase == "leaving" for a in members) or self.unwanted & set(world.pods):
             return self._regroup("shrink", checkpoint=True)
         joiners = [a for a in self._candidates(now) if a.pod not in world.pods]
-        if joiners and len(world.pods) < self.max_size:
+        if joiners and len(self._choose([*filter(None, members), *joiners])) > len(world.pods):
             return self._regroup("grow", checkpoint=True)
         return None
 
@@ -448,6 +451,13 @@ class FakeHub:
             if a.socket is not None and a.phase == "ready" and a.pod not in self.unwanted
         ]
 
+    def _choose(self, ready: list[Agent]) -> list[Agent]:
+        """The members of the next world, by rank; `ready` has the survivors first, in the order of their ranks."""
+        if self.seat is None:
+            return ready[: self.max_size]
+        found = {agent.uid: agent for agent in ready}
+        return [found[uid] for uid in self.seat([] if self.world is None else self.world.agents, list(found))]
+
     def _form(self, now: float) -> None:
         if self.lets_save:
             return
@@ -465,7 +475,7 @@ class FakeHub:
         ready = sorted(self._candidates(now), key=lambda a: a.since)
         ranks = {} if self.world is None else {uid: rank for rank, uid in enumerate(self.world.agents)}
         ready.sort(key=lambda a: ranks.get(a.uid, len(ranks)))  # another agent of the same pod is a newcomer
-        ready = ready[: self.max_size]
+        ready = self._choose(ready)
         if len(ready) < self.size or self.stop_reason is not None:
             return
         self.generation += 1

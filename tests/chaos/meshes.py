@@ -1,0 +1,195 @@
+"""Random changes of the world over a session whose copies need several ranks: copies × shards, as `--mesh 2x2` says.
+
+The operator's own planner seats the pods: worlds have whole copies, and others wait. Every step must be, bit by bit,
+that of an undisturbed run (`curve`), and what leaves each shard in the memory of somebody costs the broken step only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos import curve, sessions
+from chaos.sessions import PATIENCE, Event
+from chaos.trials import Report
+from elasticjob_operator.api import Layout
+from elasticjob_operator.membership import groups
+from worker.fake_hub import FakeHub, World
+from worker.fake_pods import Pods, Steps
+
+LOST = {"shrink": 1, "kill": 1, "kill-two": 2, "grow-and-kill": 1, "shrink-and-kill": 2}
+KINDS = ("grow", "spare", "crash", *LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The mesh with which a history begins. Its first dimension grows and shrinks."""
+
+    copies: int
+    shards: int
+
+    @property
+    def size(self) -> int:
+        return self.copies * self.shards
+
+    @property
+    def largest(self) -> int:
+        return self.size + self.shards
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.shards, 1, self.shards)
+
+    @property
+    def model(self) -> str:
+        """Of `ej_curve`. What is only copied is no sharded model."""
+        return "fsdp" if self.shards > 1 else "transformer"
+
+    def __str__(self) -> str:
+        return f"{self.copies}x{self.shards}"
+
+
+def read_mesh(text: str) -> Mesh:
+    """From an option of the command line, as "2x2"."""
+    sizes = [int(word) if word.isdecimal() else 0 for word in text.split("x")]
+    if len(sizes) != 2 or not all(sizes):
+        raise argparse.ArgumentTypeError(f"{text!r}: COPIESxSHARDS, such as 2x2; a session has no other dimensions")
+    return Mesh(*sizes)
+
+
+def seat(mesh: Mesh, world: Sequence[str], ready: Sequence[str]) -> list[str]:
+    """Who is in the next world, by rank. Pure."""
+    size = len(ready) // mesh.shards * mesh.shards
+    known = frozenset(world)
+    best = groups.sort_to_keep(world, known & set(ready), size // mesh.shards, mesh.layout)
+    going_on = frozenset([*best, *(one for one in ready if one not in known)][:size])
+    return groups.seat(world, [one for one in ready if one in going_on], mesh.layout, {})
+
+
+def count_new(kind: str, living: int, mesh: Mesh) -> int:
+    """The pods that this event starts: for a growth as many as the next copy lacks. Pure."""
+    return 1 if kind == "spare" else mesh.shards - living % mesh.shards if kind.startswith("grow") else 0
+
+
+def make_schedule(seed: int, length: int, mesh: Mesh) -> list[Event]:
+    """Events that always leave the pods of a copy; half of the losses include rank 0. Pure."""
+    chance, living = random.Random(seed), mesh.size
+    events: list[Event] = []
+    while len(events) < length:
+        kind = chance.choice(KINDS)
+        most, members = living + count_new(kind, living, mesh), living // mesh.shards * mesh.shards
+        after = most - LOST.get(kind, 0)
+        if most > mesh.largest or after < mesh.shards or (kind in LOST and members < 2):
+            continue
+        first = 0 if chance.random() < 0.5 else chance.randrange(members)
+        second = first + chance.randrange(1, max(2, members))
+        events.append(Event(kind, (first, second % members), chance.uniform(0, 0.2)))
+        living = after
+    return events
+
+
+def keeps_all(mesh: Mesh, members: int, lost: Collection[int]) -> bool:
+    """Whether each shard is in the memory of a rank that is not lost. Pure."""
+    return {rank % mesh.shards for rank in range(members) if rank not in lost} == set(range(mesh.shards))
+
+
+def check_costs(lines: Sequence[Mapping[str, Any]], changes: Sequence[tuple[int, int]]) -> list[str]:
+    """The changes, from one generation to another, that cost more than the broken step. Pure."""
+    wrong = []
+    for before, after in changes:
+        made = max(
+            line["step"] for line in lines if line["generation"] == before
+        )  # an earlier one may have got further
+        first = min((line["step"] for line in lines if before < line["generation"] <= after), default=made)
+        if first < made:
+            wrong.append(f"generation {after} goes back from step {made} to {first}, though every shard was left")
+    return wrong
+
+
+class Stage(sessions.Stage):
+    """Executes a schedule; the pods that have no place in a copy wait."""
+
+    def __init__(self, mesh: Mesh, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str]) -> None:
+        super().__init__(hub, pods, steps, command)
+        self.mesh = mesh
+        self.cheap: list[tuple[int, int]] = []  # changes that cost nothing but the broken step
+        hub.seat = lambda world, ready: seat(mesh, world, ready)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members) // self.mesh.shards * self.mesh.shards
+
+    def act(self, event: Event, world: World) -> World:
+        ranks = event.ranks if "two" in event.kind else event.ranks[:1]
+        lost = [world.pods[rank] for rank in ranks] if "kill" in event.kind else []
+        leaving = world.pods[event.ranks[1]]
+        regroups = len(self.hub.regroups)
+        for _ in range(count_new(event.kind, len(self.members), self.mesh)):
+            self.start_pod()
+        if event.kind.startswith("shrink"):
+            self.hub.remove(leaving)
+            del self.members[leaving]
+        if event.kind.endswith("-and-kill"):
+            self.hub.wait_for(lambda: len(self.hub.regroups) > regroups, PATIENCE, "a regroup")
+            time.sleep(event.delay)  # any moment of the regroup will do
+        if event.kind == "crash":
+            self.crash(world, world.pods[event.ranks[0]])
+        for pod in lost:
+            self.kill(pod)
+            del self.members[pod]
+        if event.kind == "spare" and self.world_size == len(world.pods):
+            newest = list(self.members)[-1]
+            self.hub.wait_for(lambda: newest in self.hub.agents, PATIENCE, "the spare")
+            return world
+        found = self.await_world(self.world_size, world.generation)
+        gone = ranks if lost or event.kind == "crash" else ()
+        if keeps_all(self.mesh, len(world.pods), gone) and not event.kind.endswith("-and-kill"):
+            self.cheap.append((world.generation, found.generation))
+        return found
+
+
+def run_trial(
+    seed: int, length: int, steps: int, mesh: Mesh, references: curve.References, directory: Path
+) -> tuple[int, list[str]]:
+    """The number of changes, and the violations. The history goes on until it has at least this number of steps."""
+    done: list[str] = []
+    out, folder = Steps(directory / f"mesh-{seed}"), directory / f"mesh-pods-{seed}"
+    folder.mkdir()
+    arguments = ["--model", mesh.model, "--shards", str(mesh.shards), "--out", str(out.folder)]
+    arguments += ["--checkpoints", str(folder / "checkpoints"), "--step-seconds", "0.01"]
+    try:
+        with FakeHub(size=mesh.size) as hub, Pods(folder, hub.url) as pods:
+            stage = Stage(mesh, hub, pods, out, (str(curve.PROGRAM), *arguments))
+            world = stage.begin(mesh.size)
+            for event in make_schedule(seed, length, mesh):
+                done.append(str(event))
+                world = stage.act(event, world)
+            curve.await_steps(out, steps)
+    except Exception:
+        logs = "\n".join(f"{pod.name}: {pod.log[-1500:]}" for pod in pods.pods.values())
+        return len(done), [f"seed {seed}, {mesh}, after {done}: {traceback.format_exc()}\n{logs}"]
+    lines = out.read()
+    right = references.find(mesh.model, max(line["step"] for line in lines) + 1)
+    wrong = [*curve.check(lines, right), *check_costs(lines, stage.cheap)]
+    return len(done), [f"seed {seed}, {mesh}, {done}: {one}" for one in wrong[:5]]
+
+
+def run(seed: int, histories: int, length: int, mesh: Mesh, directory: Path) -> Report:
+    """Schedules of consecutive seeds; repeat a run with `--only sessions --mesh 2x2 --seed N`."""
+    report, began, references = Report(f"sessions {mesh}", seed), time.monotonic(), curve.References(directory)
+    for number in range(seed, seed + histories):
+        faults, wrong = run_trial(number, length, 60, mesh, references, directory)
+        report.histories += 1
+        report.faults += faults
+        report.violations += wrong
+        events = ", ".join(map(str, make_schedule(number, length, mesh)))
+        print(f"{'WRONG' if wrong else 'ok':5} seed {number}: {events}", flush=True)
+    report.seconds = time.monotonic() - began
+    print("\n".join([*report.violations, report.line()]), flush=True)
+    return report
