@@ -461,7 +461,7 @@ def test_any_object_is_read_and_planned_for(
     if has_template and isinstance(spec, dict):
         spec["template"] = TEMPLATE
     job = observe.observe_job({"metadata": METADATA | metadata, "spec": spec, "status": status})
-    assert job.spec is not None or job.problems
+    assert job.spec is not None or job.problems or job.awaited is not None, "it is read, or says what it lacks"
     made = plan(Seen(job=job, now=NOW))
     json.dumps(manifests.status_patch(job, made.status, made.keep))
 
