@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from chaos import light_nodes, webhooks
+from chaos.manifest_judge import read_told as read_told_of
 from elasticjob_devcluster import Cluster, KubeError, NodeSpec, Tuning
 from elasticjob_devcluster.flags import parse_version
 from elasticjob_operator.api import names
@@ -237,6 +238,25 @@ def test_a_webhook_that_changes_pods_does_no_harm(lab: Lab, kind: str) -> None:
     jobs.scale("job", 3)
     await_healthy(jobs, 3)
     assert uids <= {pod["metadata"]["uid"] for pod in jobs.pods("job")}, "nobody takes them for others' pods"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        pytest.param("image", "here/train image:", "train image", id="no such image"),
+        pytest.param("command", ["false"], "exit code 1", id="a script that fails"),
+    ],
+)
+@together
+def test_a_container_that_a_webhook_puts_in_front_is_not_taken_for_the_trainer(
+    lab: Lab, field: str, value: object, words: str
+) -> None:
+    """Its pods run on with that one, whatever becomes of the trainer."""
+    jobs = lab(f"in-front-{field}", chaos_hook="mutates")
+    spec = build_spec(1)
+    spec["template"]["spec"]["containers"][0][field] = value
+    jobs.create("job", spec)
+    wait_for(lambda: words in str(read_told_of(jobs.status("job"))), "it is told what holds the trainer", timeout=40)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from controller.builders import TEMPLATE, make_job, make_spec, make_world
 from elasticjob_operator import api
+from elasticjob_operator.api import names
 from elasticjob_operator.apply import manifests
 from elasticjob_operator.apply.manifests import Settings
 from elasticjob_operator.model.observe import observe_pod
@@ -19,6 +20,7 @@ from elasticjob_operator.plan.children import find_gang, wanted_children
 from elasticjob_operator.plan.plan import Child, Config, Kind, NewPod
 from elasticjob_operator.pool.capacity import Pool, Rate
 
+ANNOTATED = {names.ANNOTATION_TRAINER: "other"}
 SETTINGS = Settings(hub_url="wss://10.96.0.7:8443", tls=True, runtime_image="runtime:1")
 
 
@@ -48,6 +50,24 @@ def test_a_built_pod_is_observed_as_ours() -> None:
     seen = observe_pod(pod)
     assert seen is not None
     assert (seen.name, seen.job, seen.job_uid, seen.index) == ("digits-worker-2", "digits", "job-uid", 2)
+
+
+@pytest.mark.parametrize("annotations", [pytest.param({}, id="the first"), pytest.param(ANNOTATED, id="the annotated")])
+def test_a_pod_names_its_trainer_whatever_others_put_in_front(annotations: dict[str, str]) -> None:
+    """Meshes that hold the application until their proxy runs put it in front of all containers."""
+    made = template()
+    made["metadata"] = {"annotations": annotations}
+    made["spec"]["containers"].append({"name": "other", "image": "other:1"})
+    expected = annotations.get(names.ANNOTATION_TRAINER, made["spec"]["containers"][0]["name"])
+    pod = build(make_spec(template=made))
+    pod["metadata"] |= {"uid": "p1"}
+    pod["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy:1"})
+    running, waiting = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, {"waiting": {"reason": "ErrImagePull"}}
+    states = {"proxy": running, "other": running, made["spec"]["containers"][0]["name"]: running} | {expected: waiting}
+    pod["status"] = {"phase": "Running", "containerStatuses": [{"name": n, "state": s} for n, s in states.items()]}
+    seen = observe_pod(pod)
+    assert seen is not None
+    assert (seen.waiting, seen.started) == ("ErrImagePull", False)
 
 
 def test_a_checkpoint_directory_and_its_copies_share_one_volume() -> None:
