@@ -49,7 +49,7 @@ ANNOTATION_GROWTH_PRIORITY: Final = f"{GROUP}/growth-priority-class"  # of what 
 MARKS: Final = frozenset({LABEL_QUEUE, LABEL_ORIGIN, LABEL_PRIORITY, PREBUILT, ANNOTATION_GROWTH_PRIORITY})
 
 # Annotations.
-ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template: which container trains
+ANNOTATION_TRAINER: Final = f"{GROUP}/trainer-container"  # on the template, and on every pod: which container trains
 ANNOTATION_DIGEST: Final = f"{GROUP}/digest"  # on every object except pods: a digest of its inputs
 ANNOTATION_DEFAULT: Final = f"{GROUP}/default-replicas"  # as the operator wrote spec.replicas, for want of one
 ANNOTATION_POOL: Final = f"{GROUP}/pool-replicas"  # the number that the pool last wrote to spec.replicas

@@ -36,6 +36,7 @@ def build_pod(job: Job, spec: api.Spec, new: NewPod, settings: Settings) -> Obje
     described["annotations"] = {
         "karpenter.sh/do-not-disrupt": "true",
         **(theirs.get("annotations") or {}),
+        names.ANNOTATION_TRAINER: trainer_container(spec.template),  # a webhook may put another container in front
         names.ANNOTATION_TEMPLATE_HASH: spec.template_hash,
         names.ANNOTATION_TEMPLATE_SHAPE: spec.shape.hash,
         **({names.ANNOTATION_RELEASE: settings.release} if settings.release else {}),
