@@ -340,6 +340,37 @@ def test_a_container_beside_the_trainer_that_needs_more_memory_is_told(lab: Lab)
     assert jobs.condition("job", "Running")["status"] == "True", "the trainer goes on"
 
 
+@pytest.mark.parametrize(
+    ("field", "change", "words"),
+    [
+        pytest.param("containers", {"image": "registry.example.com/logs:gone"}, "logs:gone", id="no image"),
+        pytest.param(
+            "containers", {"envFrom": [{"secretRef": {"name": "no-such-key"}}]}, "no-such-key", id="no secret"
+        ),
+        pytest.param("initContainers", {"command": ["false"]}, "again and again", id="ends again and again"),
+    ],
+)
+@together
+def test_a_container_beside_the_trainer_that_does_not_run_is_told(
+    lab: Lab, field: str, change: dict[str, Any], words: str
+) -> None:
+    """The trainer goes on, and nobody would look."""
+    if field == "initContainers" and parse_version(lab.cluster.version) < (1, 29):
+        pytest.skip("init containers that go on are sidecars from Kubernetes 1.29 on")
+    jobs = lab(f"not-beside-{words.replace(':', '-').replace(' ', '-')}")
+    spec = build_spec(1)
+    beside = {"name": "beside", "image": f"{light_nodes.HERE}beside:1", "command": ["sleep", "1000"], **change}
+    spec["template"]["spec"].setdefault(field, []).append(
+        {**beside, **({"restartPolicy": "Always"} if field == "initContainers" else {})}
+    )
+    jobs.create("job", spec)
+    jobs.await_world("job", 1)
+    told = wait_for(lambda: read_told(jobs, "SidecarFailed"), "it is told", timeout=30)
+    assert "'beside'" in told
+    assert words in told
+    assert jobs.condition("job", "Running")["status"] == "True"
+
+
 @together
 def test_a_pull_secret_that_comes_later(lab: Lab) -> None:
     jobs = lab("pulls")

@@ -400,8 +400,55 @@ def test_equal_templates_have_equal_hashes() -> None:
         pytest.param("proxy", {"terminated": {"exitCode": 0}}, "", id="had done its work"),
         pytest.param("proxy", {"running": {}}, "", id="runs"),
         pytest.param("trainer", {"terminated": {"exitCode": 1}}, "", id="the trainer itself"),
+        pytest.param(
+            "proxy",
+            {"waiting": {"reason": "ErrImagePull", "message": "rpc error: 12345"}},
+            "container 'proxy' has not started: image proxy:1 cannot be pulled",
+            id="no image",
+        ),
+        pytest.param(
+            "proxy",
+            {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}},
+            "container 'proxy' has not started: image proxy:1 cannot be pulled",
+            id="the same words while it waits to try again",
+        ),
+        pytest.param(
+            "proxy",
+            {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "key" not found'}},
+            "container 'proxy' has not started: CreateContainerConfigError: secret \"key\" not found",
+            id="no secret",
+        ),
+        pytest.param(
+            "proxy",
+            {"waiting": {"reason": "CrashLoopBackOff"}},
+            "container 'proxy' fails again and again",
+            id="restarts",
+        ),
+        pytest.param("proxy", {"waiting": {"reason": "ContainerCreating"}}, "", id="comes"),
+        pytest.param("trainer", {"waiting": {"reason": "ErrImagePull"}}, "", id="the trainer waits"),
     ],
 )
 def test_a_container_beside_the_trainer_that_has_failed(name: str, state: dict[str, Any], told: str) -> None:
+    spec = {"containers": [{"name": "trainer", "image": "trainer:1"}, {"name": "proxy", "image": "proxy:1"}]}
     status = {"containerStatuses": [{"name": name, "state": state}]}
-    assert containers.find_dead_sidecar(status, "trainer") == told
+    assert containers.find_dead_sidecar(spec, status, "trainer") == told
+
+
+@pytest.mark.parametrize(
+    ("container", "state", "told"),
+    [
+        pytest.param(
+            {"restartPolicy": "Always"},
+            {"waiting": {"reason": "CrashLoopBackOff"}},
+            "container 'proxy' fails again and again",
+            id="a sidecar",
+        ),
+        pytest.param({}, {"terminated": {"exitCode": 1}}, "", id="an init container is the pod's own matter"),
+    ],
+)
+def test_a_sidecar_among_the_init_containers_that_has_failed(
+    container: dict[str, Any], state: dict[str, Any], told: str
+) -> None:
+    spec = {"initContainers": [{"name": "proxy", "image": "proxy:1", **container}]}
+    status = {"initContainerStatuses": [{"name": "proxy", "state": state}]}
+    assert containers.find_dead_sidecar(spec, status, "trainer") == told
