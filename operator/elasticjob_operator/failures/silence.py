@@ -38,8 +38,9 @@ def find_agentless(
     if not found:
         return Finding(at=min(due.values(), default=None))
     names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    dead = next((f"; {p.dead_sidecar}" for p in silent if p.name in found and p.dead_sidecar), "")
     message = (
-        f"{names}: the command has been running for {AGENT_SECONDS:.0f} s, but no elastic agent has connected."
+        f"{names}: the command has been running for {AGENT_SECONDS:.0f} s, but no elastic agent has connected{dead}."
         f" If it is training, each pod trains alone. {advise()}"
     )
     return Finding("NoAgent", message, min((at for at in due.values() if at > now), default=None))

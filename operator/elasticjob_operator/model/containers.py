@@ -20,6 +20,7 @@ _SUCCESS = re.compile(r"^elasticjob: succeeded in generation (\d{1,15})\s*\Z", r
 # Characters that are kept of what a pod says: the operator has thousands of pods in its memory.
 LONGEST_REASON, LONGEST_MESSAGE = 320, 2048  # a condition's type has up to 316
 LONGEST_TERMINATION = 4096  # the kubelet keeps as much of the end of a log
+PULL_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 UNSAID = "its agent did not say that its workers succeeded"  # what exit code 0 does not tell
 
 
@@ -106,17 +107,43 @@ def find_sick_device(status: Raw) -> str:
     return ""
 
 
-def find_dead_sidecar(status: Raw, trainer: str) -> str:
-    """The first container beside the trainer that has failed, with exit code and reason; "" if none has.
+def find_dead_sidecar(spec: Raw, status: Raw, trainer: str) -> str:
+    """The first container beside the trainer that has failed or cannot start, and how; "" if there is none.
 
-    With `restartPolicy: Never`, nobody restarts it. One that ended with 0 had done its work.
+    With `restartPolicy: Never`, nobody restarts it. One that ended with 0 had done its work. The text is the same
+    whenever the kubelet tries again.
     """
-    for container in status.get("containerStatuses") or ():
-        ended = (container.get("state") or {}).get("terminated") or {}
-        if container.get("name") != trainer and ended.get("exitCode"):
-            reason = str(ended.get("reason") or "Error")[:64]
-            why = "" if reason == "Error" else f" [{reason}]"
-            return f"container {container.get('name')!r} ended with exit code {ended['exitCode']}{why}"
+    beside = {c.get("name"): c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
+    entries = [c for c in status.get("initContainerStatuses") or () if c.get("name") in beside] if beside else []
+    for container in (*entries, *(status.get("containerStatuses") or ())):
+        name, state = container.get("name"), container.get("state") or {}
+        if name == trainer or "running" in state:
+            continue
+        if why := _find_standstill(state, spec, name) or _find_end(state, is_final=name not in beside):
+            return f"container {name!r} {why}"[:LONGEST_REASON]
+    return ""
+
+
+def _find_end(state: Raw, *, is_final: bool) -> str:
+    ended = state.get("terminated") or {}
+    if not ended.get("exitCode") or not is_final:
+        return ""
+    reason = str(ended.get("reason") or "Error")[:64]
+    why = "" if reason == "Error" else f" [{reason}]"
+    return f"ended with exit code {ended['exitCode']}{why}"
+
+
+def _find_standstill(state: Raw, spec: Raw, name: str) -> str:
+    waiting = state.get("waiting") or {}
+    match waiting.get("reason"):
+        case "CrashLoopBackOff":
+            return "fails again and again"
+        case reason if reason in PULL_REASONS:
+            containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+            image = next((c.get("image") for c in containers if c.get("name") == name), "")
+            return f"has not started: image {image} cannot be pulled"
+        case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" as reason:
+            return f"has not started: {reason}: {waiting.get('message') or ''}".rstrip(": ")
     return ""
 
 

@@ -304,7 +304,7 @@ def observe_pod(raw: Raw, devices: Devices = ()) -> Pod | None:
         waiting_message=unscheduled_message if unscheduled and not unschedulable else found.waiting_message,
         exit=found.exit,
         disruption=disruption.get("reason", "")[:LONGEST_REASON] if disruption.get("status") == "True" else "",
-        dead_sidecar=containers.find_dead_sidecar(status, trainer) if found.runs else "",
+        dead_sidecar=containers.find_dead_sidecar(spec, status, trainer) if found.runs else "",
         sick_device=containers.find_sick_device(status),
         reason=(status.get("reason") or "")[:LONGEST_REASON],
         message=(status.get("message") or "")[:LONGEST_MESSAGE],

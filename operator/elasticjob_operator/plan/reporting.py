@@ -19,6 +19,7 @@ from elasticjob_operator.history.records import Kind, Record
 from elasticjob_operator.membership.decide import Decision, State
 from elasticjob_operator.membership.member_health import MemberHealth
 from elasticjob_operator.model import errortext
+from elasticjob_operator.model.containers import PULL_REASONS
 from elasticjob_operator.model.observe import Agent, Pod
 from elasticjob_operator.model.revise import revise
 from elasticjob_operator.sizing import retreat
@@ -243,8 +244,6 @@ def describe_failure(failure: Failure) -> str:
 
 # --- conditions ------------------------------------------------------------------------------------------
 
-_PULL_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
-
 
 def find_problem(
     pods: Iterable[Pod], *, world_size: int, wanted: int, room: api.CapacityStatus
@@ -252,10 +251,10 @@ def find_problem(
     """Why the job has fewer pods than it wants, the most informative reason first; None if it has all."""
     live = [p for p in pods if p.live]
     waiting = [p for p in live if p.waiting and p.waiting not in ("ContainerCreating", "PodInitializing")]
-    waiting.sort(key=lambda p: (p.waiting not in _PULL_REASONS, p.index))
+    waiting.sort(key=lambda p: (p.waiting not in PULL_REASONS, p.index))
     if waiting:
         pod = waiting[0]
-        reason = "ImagePullFailed" if pod.waiting in _PULL_REASONS else pod.waiting
+        reason = "ImagePullFailed" if pod.waiting in PULL_REASONS else pod.waiting
         return reason, f"{pod.name}: {pod.waiting}: {pod.waiting_message}".rstrip(": ")
     stuck = [p for p in live if p.unschedulable is not None]
     if stuck:
