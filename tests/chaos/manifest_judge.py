@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from chaos import manifest_maker, manifest_pods, manifest_table
 from chaos.manifest_maker import Made
 from elasticjob_operator.api import names
 
@@ -24,7 +26,22 @@ EVICTED: Final = "evicted"  # the part whose pods are evicted soon after their s
 ENDED_BEFORE: Final = frozenset({"post-start", "init-fails"})  # parts that end pods before that, which is charged
 # Reasons that say only that there is no world yet.
 _EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping", "MembersFinish", "AllWanted")
-_COMMON: Final = frozenset({"spec", "name", "template", "kind", "value", "image", "path", "true", "false", "None"})
+# Of pods that wait: only those that are there do.
+_OF_WAITING: Final = frozenset({"PodNotStarting", "ImagePullFailed", "Unschedulable", "SchedulingGated", "NoAgent"})
+# Of a job of which all pods train: what may still be told. Anything else is of a time before.
+STANDING: Final = frozenset({"SidecarFailed"})
+_COMMON: Final = frozenset({"true", "false", "none", "always", "default", "path", "value", "name", "image"})
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The name of a field, or a value, in a manifest."""
+
+    text: str
+    is_field: bool = False
+
+
+_EVERYWHERE: Final = (Word("metadata.name"),)  # each job has a name of its own kind
 
 
 def read_told(status: Raw) -> list[tuple[str, str]]:
@@ -54,20 +71,66 @@ def find_state(made: Made, status: Raw) -> str:
     return TOLD if read_told(status) else SILENT
 
 
-def judge_words(made: Made, status: Raw, cluster: Iterable[str]) -> str:
-    """What is wrong with what a job tells that does not train; "" if it names what is in the way.
-
-    `cluster`: names of objects outside the manifest.
-    """
+def judge_words(made: Made, status: Raw) -> str:
+    """What is wrong with what a job tells that does not train; "" if it names what is in the way."""
     told = read_told(status)
     text = "; ".join(f"{reason}: {message}" for reason, message in told)
-    warning = _read_warning(status)
-    wanted = list(made.told)
-    if not made.is_sure or not wanted:
-        wanted += sorted({*find_words(made.body), *find_words(made.neighbours), *cluster})
-    if any(word.lower() in f"{text}; {warning}".lower() for word in wanted):
+    if unsaid := find_unsaid(made, status):
+        return f"it does not tell {', '.join(unsaid)}: {text}"
+    return judge_text(made, f"{text}; {_read_warning(status)}")
+
+
+def judge_text(made: Made, text: str) -> str:
+    """What is wrong with a text about a job, also one of the API server that refuses it.
+
+    It has to name what was drawn: the words of a part that is known to keep a job from training, or else, where parts
+    may do so only together, a field or a value that they have put there. What every job has does not count: its own
+    name, those of its pods and of their nodes, and the words of a plain template.
+    """
+    if any(word.lower() in text.lower() for word in made.told):
         return ""
-    return f"it names none of {', '.join(made.told) or 'the words of its manifest'}: {text}"
+    if not made.is_sure and any(is_named(word, text) for word in (*find_words(made.causes), *_EVERYWHERE)):
+        return ""
+    return f"it names none of {', '.join(made.told) or 'the words of its parts'}: {text}"
+
+
+def find_unsaid(made: Made, status: Raw) -> list[str]:
+    """The parts for which the API server refuses a pod, and that are not told although others are.
+
+    It lists all fields that are wrong, unless it cannot even read the pod.
+    """
+    text = "; ".join(f"{reason}: {message}" for reason, message in read_told(status)).lower()
+    if "422 invalid" not in text:
+        return []
+    parts = [one for one in manifest_maker.PARTS if one.name in made.parts and one.name in manifest_table.FIELDS]
+    kept = [one for one in parts if manifest_maker.has_part(made.body, one)]
+    return [one.name for one in kept if not any(word.lower() in text for word in one.told)]
+
+
+def judge_training(made: Made, status: Raw, pods: Sequence[Raw], lost: Sequence[str]) -> str:
+    """What is wrong with a job that trains. `lost`: what its pods have not as its template asks for it."""
+    told = read_told(status)
+    text = "; ".join(f"{reason}: {message}" for reason, message in told)
+    live, size, ready = manifest_pods.list_live(pods), made.size, status.get("readyReplicas") or 0
+    if size is not None and ready < size:
+        return judge_words(made, status) if told else f"{ready} of {size} pods train, and it does not say why"
+    if size is not None and len(live) > size + made.spares:
+        return f"{len(live)} pods are there for {size}"
+    if stale := [reason for reason, _ in told if reason not in STANDING]:
+        return f"all its pods train, and it still tells {', '.join(stale)}: {text}"
+    down = sorted({name for pod in live for name in manifest_pods.find_down(pod)})
+    if unsaid := [name for name in down if f"'{name}'" not in text]:
+        return f"{', '.join(unsaid)} of its pods does not run, and it does not say so: {text}"
+    return f"its pods differ from its template: {'; '.join(lost)}" if lost else ""
+
+
+def find_gone(name: str, status: Raw, pods: Iterable[Raw]) -> str:
+    """A pod that a condition tells of as one that waits, and that is not there; "" if there is none."""
+    there = {pod["metadata"]["name"] for pod in pods}
+    waits = [message for reason, message in read_told(status) if reason in _OF_WAITING]
+    first = re.escape(names.pod_name(name, 0)[:-1])
+    named = {found for message in waits for found in re.findall(rf"(?<![\w.-]){first}\d+\b", message)}
+    return next((pod for pod in sorted(named - there)), "")
 
 
 def judge_silence(answered: bool, said: str, watched_seconds: float) -> str:
@@ -112,24 +175,33 @@ def most_pods_of_evicted(size: int) -> int:
     return size + MOST_REFUSED
 
 
-def find_words(raw: object) -> Iterator[str]:
-    """The names of fields and objects in a manifest."""
+def find_words(raw: object) -> Iterator[Word]:
+    """The names of fields, and values, in a part of a manifest."""
     if isinstance(raw, Mapping):
         for key, value in raw.items():
-            yield from find_words(str(key))
+            yield Word(str(key), is_field=True)
             yield from find_words(value)
     elif isinstance(raw, str):
-        if len(raw) > 3 and raw not in _COMMON:
-            yield raw
-        elif raw:
-            yield f'"{raw}"'
-            yield f".{raw} "  # a field, as the API server writes it that cannot read its value
-            yield f"name {raw} "  # not every message quotes a name
-            if len(raw) == 3:
-                yield f" {raw} "
+        if raw and raw.lower() not in _COMMON:
+            yield Word(raw)
     elif isinstance(raw, Sequence):
         for one in raw:
             yield from find_words(one)
+
+
+def is_named(word: Word, text: str) -> bool:
+    """Whether a text names this field or value, and not only has it in other words of its own.
+
+    A field of one plain word, such as `volumes`, has to be part of a path, and a short value in quotes or after `name`.
+    """
+    said = re.escape(word.text)
+    alone = rf"(?<![\w-]){said}(?![\w-])"
+    if word.is_field:
+        is_plain = word.text.isalpha() and word.text.islower()
+        pattern = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: " if is_plain else alone
+    else:
+        pattern = alone if len(word.text) > 3 else rf"[\"'`\[]{said}[\"'`\]]|name {said}\b|={said}\b| is {said}\b"
+    return re.search(pattern, text, re.IGNORECASE) is not None
 
 
 def find_most(times: Iterable[float], seconds: float = 60.0) -> int:

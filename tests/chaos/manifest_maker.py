@@ -66,6 +66,20 @@ class Made:
     is_sure: bool  # no other word will do: there is one part only, and nothing is drawn
     has_to_train: bool = False
     warned: tuple[str, ...] = ()  # one of these words, although it trains
+    causes: tuple[object, ...] = ()  # what parts have put there of which it is not known what is told
+
+    @property
+    def size(self) -> int | None:
+        """How many pods it asks for, if it says so and nothing else may change it."""
+        spec = self.body["spec"]
+        size = spec.get("replicas")
+        return size if type(size) is int and not spec.get("scaling") else None
+
+    @property
+    def spares(self) -> int:
+        policy = self.body["spec"].get("elasticPolicy")
+        spares = policy.get("spares") if isinstance(policy, dict) else 0
+        return spares if type(spares) is int else 0
 
     @property
     def is_ours(self) -> bool:
@@ -548,6 +562,7 @@ class Maker:
         body = self._job(number)
         parts: list[str] = []
         told: list[str] = []
+        causes: list[object] = []
         has_drawn = False
         # Each part is there at least once in so many jobs, alone or with others; some are drawn from schemas.
         chosen = [PARTS[number % len(PARTS)]] if dice.random() < 0.7 else []
@@ -556,14 +571,20 @@ class Maker:
             apply_part(body, part)
             parts.append(part.name)
             told += part.told
+            causes += [] if part.told else [part.value]
         for _ in range(dice.choice((0, 0, 0, 1, 2))):
-            parts.append(self._draw_pod_field(body))
+            label, cause = self._draw_pod_field(body)
+            parts.append(label)
+            causes.append(cause)
             has_drawn = True
         if dice.random() < 0.15:
-            parts += self._draw_job_fields(body)
+            for label, cause in self._draw_job_fields(body):
+                parts.append(label)
+                causes.append(cause)
             has_drawn = True
         neighbour = dice.choice(NEIGHBOURS)
         told += neighbour.told
+        causes += [] if neighbour.told else [neighbour.labels.get(HOOK), *(one for _, one in neighbour.objects)]
         objects = neighbour.objects
         if any(part.split("-")[0] in NAMED for part in parts):
             objects = (*HERE_OBJECTS, *objects)
@@ -576,7 +597,9 @@ class Maker:
         namespace = f"m{self._seed % 10_000}-{number}"
         placed = tuple((path.format(namespace), body) for path, body in objects)
         is_sure = len(parts) == 1 and not has_drawn
-        return Made(number, namespace, neighbour.labels, placed, body, tuple(parts), tuple(told), is_sure)
+        return Made(
+            number, namespace, neighbour.labels, placed, body, tuple(parts), tuple(told), is_sure, causes=tuple(causes)
+        )
 
     def _job(self, number: int) -> Object:
         dice = self._dice
@@ -607,17 +630,17 @@ class Maker:
 
     # From schemas.
 
-    def _draw_pod_field(self, body: Object) -> str:
+    def _draw_pod_field(self, body: Object) -> tuple[str, Object]:
         """One field of the pod, with a value of its type."""
         dice = self._dice
         pod = body["spec"]["template"].get("spec")
         if not isinstance(pod, dict) or not pod.get("containers"):
-            return "drawn:nothing"
+            return "drawn:nothing", {}
         place, kind = dice.choice(((pod, "PodSpec"), (pod, "PodSpec"), (pod["containers"][0], "Container")))
         schema = self._definitions[f"io.k8s.api.core.v1.{kind}"]["properties"]
         name = dice.choice(sorted(set(schema) - {"containers", "name", "command"}))
         place[name] = self._value(schema[name], name, 0)
-        return f"drawn:{kind}.{name}"
+        return f"drawn:{kind}.{name}", {name: place[name]}
 
     def _value(self, schema: Mapping[str, Any], name: str, depth: int) -> Any:
         dice = self._dice
@@ -651,12 +674,12 @@ class Maker:
         wanted |= set(dice.sample(sorted(fields), min(len(fields), dice.choice((0, 1, 1, 2))))) if depth < 5 else set()
         return {name: self._value(fields[name], name, depth + 1) for name in sorted(wanted)}
 
-    def _draw_job_fields(self, body: Object) -> Iterator[str]:
+    def _draw_job_fields(self, body: Object) -> Iterator[tuple[str, Object]]:
         drawn = self._specs.spec()
         fields = sorted(set(drawn) - {"template", "replicas"})
         for name in self._dice.sample(fields, min(len(fields), self._dice.choice((1, 1, 2)))):
             body["spec"][name] = copy.deepcopy(drawn[name])
-            yield f"drawn:spec.{name}"
+            yield f"drawn:spec.{name}", {name: drawn[name]}
 
 
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
@@ -694,6 +717,27 @@ def apply_part(body: Object, part: Part) -> None:
         merge(pod, value)
     else:
         merge(pod, value)
+
+
+def has_part(body: Object, part: Part) -> bool:
+    """Whether a job still has what this part has put there: others may have put something else in its place."""
+    return all(_has(body, value) for value in part.value.values())
+
+
+def _has(raw: object, value: object) -> bool:
+    if raw == value:
+        return True
+    if (
+        isinstance(raw, dict)
+        and isinstance(value, dict)
+        and value
+        and all(_has(raw.get(k), v) for k, v in value.items())
+    ):
+        return True
+    if isinstance(raw, list) and isinstance(value, list) and value and all(one in raw for one in value):
+        return True
+    inner = raw.values() if isinstance(raw, dict) else raw if isinstance(raw, list) else ()
+    return any(_has(one, value) for one in inner)
 
 
 def _trainer(pod: Object) -> Object:

@@ -1,7 +1,7 @@
 """Compares the pods of a job that trains with what its template asks for. Pure.
 
-What a template asks for is what the API server makes of a pod with it, in the same namespace: with its defaults, without
-the fields that it does not know, and with whatever others do to pods there.
+What a template asks for is what the API server makes of a pod with it, in the same namespace: with its defaults,
+without the fields that it does not know, and with whatever others do to pods there.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ Raw = Mapping[str, Any]
 Object = dict[str, Any]
 
 NAME: Final = "by-hand"  # of the pod that only the template has made
-# By which items of a list are told from each other.
-_KEYS: Final = {
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "tolerations": "key",
-}
-# What pods of a job have where their template has nothing. The last are written in the docs.
+# By which items of a list are told from each other; others have a name.
+_KEYS: Final = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort"}
+# What pods of a job have where their template has nothing ...
 _DEFAULTS: Final = {"automountServiceAccountToken": False, "enableServiceLinks": False}
-_FREE: Final = frozenset({"spec.restartPolicy", "spec.terminationGracePeriodSeconds"})  # if the template has none
+_GRACE: Final = "terminationGracePeriodSeconds"  # ... and another of these
+_TOKENS: Final = ("kube-api-access-", "default-token-")  # volumes that the API server adds: each has a name of its own
 _RUNTIME: Final = "PYTHONPATH"  # the operator adds its own folder to it
 
 
@@ -49,12 +45,10 @@ def build_by_hand(template: Raw) -> Object:
 def find_lost(template: Raw, by_hand: Raw, pod: Raw) -> Iterator[str]:
     """What a pod has not as its template asks for it. `by_hand`: what the API server made of `build_by_hand`."""
     theirs = template["spec"]
-    spec = {
-        key: value
-        for key, value in by_hand["spec"].items()
-        if f"spec.{key}" not in _FREE or theirs.get(key) is not None
-    }
-    spec.pop("restartPolicy", None)
+    spec = {key: value for key, value in by_hand["spec"].items() if key != _GRACE or theirs.get(key) is not None}
+    added = {str(v["name"]) for v in spec.get("volumes") or () if v["name"].startswith(_TOKENS)}
+    added -= {str(v.get("name")) for v in theirs.get("volumes") or ()}
+    spec = _leave_out(spec, added)
     yield from _compare(spec, pod["spec"], "spec")
     for kind in ("labels", "annotations"):
         said = by_hand["metadata"].get(kind) or {}
@@ -62,21 +56,42 @@ def find_lost(template: Raw, by_hand: Raw, pod: Raw) -> Iterator[str]:
         yield from _compare(wanted, pod["metadata"].get(kind) or {}, f"metadata.{kind}")
 
 
-def find_number(asked: int, spares: int, pods: Sequence[Raw]) -> str:
-    """What is wrong with the number of pods that run; "" if nothing is."""
-    live = [p for p in pods if not p["metadata"].get("deletionTimestamp")]
-    running = [p for p in live if (p.get("status") or {}).get("phase") == "Running"]
-    if len(running) < asked:
-        return f"{len(running)} of {asked} pods run"
-    return f"{len(running)} pods run for {asked}" if len(running) > asked + spares else ""
+def _leave_out(spec: Object, volumes: set[str]) -> Object:
+    """The spec without these volumes and their mounts."""
+
+    def keep(items: Any) -> list[Any]:
+        return [one for one in items or () if one["name"] not in volumes]
+
+    containers = {
+        kind: [{**one, "volumeMounts": keep(one.get("volumeMounts"))} for one in spec[kind]]
+        for kind in ("initContainers", "containers")
+        if spec.get(kind)
+    }
+    return {**spec, **containers, "volumes": keep(spec.get("volumes"))}
+
+
+def list_live(pods: Sequence[Raw]) -> list[Raw]:
+    ended = ("Succeeded", "Failed")
+    return [p for p in pods if not p["metadata"].get("deletionTimestamp") and p["status"].get("phase") not in ended]
+
+
+def find_down(pod: Raw) -> Iterator[str]:
+    """The containers of a pod that do not run and should."""
+    sidecars = {c["name"] for c in pod["spec"].get("initContainers") or () if c.get("restartPolicy") == "Always"}
+    status = pod["status"]
+    entries = [c for c in status.get("initContainerStatuses") or () if c["name"] in sidecars]
+    for container in (*entries, *(status.get("containerStatuses") or ())):
+        state = container.get("state") or {}
+        if (state.get("terminated") or {}).get("exitCode") or (state.get("waiting") or {}).get("reason"):
+            yield str(container["name"])
 
 
 def _compare(wanted: Any, found: Any, where: str) -> Iterator[str]:
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
         for key, one in wanted.items():
             yield from _compare(one, found.get(key), f"{where}.{key}")
-    elif isinstance(wanted, list) and isinstance(found, list):
-        yield from _compare_lists(wanted, found, where)
+    elif isinstance(wanted, list) and (isinstance(found, list) or not wanted):
+        yield from _compare_lists(wanted, found or [], where)
     elif wanted != found and not _is_extended(wanted, found, where):
         yield f"{where}: {_show(wanted)} became {_show(found)}"
 

@@ -173,6 +173,9 @@ LIKE: Final = {
     ),
 }  # fmt: skip
 
+# For these, the API server refuses a pod, and lists all of them.
+FIELDS: Final = frozenset({"same-path-twice", *LIKE["same-path-twice"]})
+
 
 def list_untold() -> list[str]:
     """What may keep a job from training, and has no row."""

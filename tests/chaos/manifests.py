@@ -8,6 +8,7 @@ for a minute, and none loops: the audit log has the operator's requests by names
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -19,9 +20,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from chaos import manifest_judge, manifest_maker, manifest_texts, webhooks
+from chaos import manifest_judge, manifest_maker, manifest_pods, manifest_texts, webhooks
 from chaos.light_nodes import HERE, LightNodes
-from chaos.manifest_judge import SILENT, TOLD, TRAINS
+from chaos.manifest_judge import FOREIGN, SILENT, TOLD, TRAINS
 from chaos.manifest_maker import Made
 from chaos.trials import Report
 from elasticjob_devcluster import Cluster, KubeError, Tuning
@@ -35,6 +36,8 @@ SIDE_BY_SIDE: Final = 600  # jobs: with them two cores are busy, and a plain one
 POLL_SECONDS: Final = 1.0
 QUEUE_SECONDS: Final = 0.5
 TELL_SECONDS: Final = 60.0
+RECOVER_SECONDS: Final = 15.0  # for a job that has just lost a pod, to train with all again or to say why not
+RECHECK_SECONDS: Final = 3.0
 MOST_SLACK_SECONDS: Final = 120.0  # that a busy machine may add
 POLICY: Final[dict[str, Any]] = {
     "apiVersion": "audit.k8s.io/v1",
@@ -62,6 +65,7 @@ class Watched:
     answered: float | None = None  # when it first trained or told why not
     said: str = ""  # last
     trained: bool = False
+    due: float = 0.0  # how long after its beginning it is judged again
     status: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -73,6 +77,7 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     made: dict[str, Made] = field(default_factory=dict)  # by namespace
+    compared: int = 0  # jobs of which a pod was compared with their template
 
 
 def run(
@@ -111,6 +116,7 @@ def run(
     report.histories, report.faults = count, outcome.ends[TOLD] + outcome.ends["refused"]
     report.violations, report.seconds = outcome.violations, time.monotonic() - began
     report.more = {"kubernetes": cluster.version, "ends": dict(outcome.ends), **requests}
+    report.more["compared with their template"] = outcome.compared
     report.more["a plain job trains within seconds"] = round(play.slowest, 1)
     report.more["reasons"] = dict(outcome.reasons.most_common())
     print("\n".join([*report.violations, report.line()]), flush=True)
@@ -153,7 +159,6 @@ class _Run:
         self.outcome = Outcome()
         self.watched: dict[str, Watched] = {}  # by namespace
         self._pool = ThreadPoolExecutor(8)
-        self.known = [node.name for node in manifest_maker.NODES]
         self.slowest = 0.0  # seconds that a plain job has taken to train: what this machine adds to all of them
 
     def play(self, count: int) -> Outcome:
@@ -201,9 +206,11 @@ class _Run:
 
     def _note_refused(self, made: Made, error: KubeError) -> None:
         self.outcome.ends["refused"] += 1
-        words = {*manifest_judge.find_words(made.body), *made.told}
-        if error.status not in (400, 403, 409, 422) or not any(word in str(error) for word in words):
-            self.outcome.violations.append(f"{made.namespace} {made.parts}: refused with {error.status}: {error}")
+        wrong = manifest_judge.judge_text(made, str(error))
+        if error.status not in (400, 403, 409, 422) or wrong:
+            self.outcome.violations.append(
+                f"{made.namespace} {made.parts}: refused with {error.status}: {wrong or error}"
+            )
 
     def _look(self) -> None:
         """At all jobs at once."""
@@ -235,13 +242,18 @@ class _Run:
 
     def _finish(self) -> None:
         for namespace, watched in list(self.watched.items()):
-            is_due = time.time() - watched.began > self.watch_seconds
+            waited = time.time() - watched.began
             # One that said why says nothing for a moment where what it waited for has come, and its pods go on.
-            is_settled = watched.trained or (watched.last != SILENT and not watched.made.has_to_train)
-            if is_due and (is_settled or not self._is_early(watched)):
-                self._judge(watched)
-                del self.watched[namespace]
-                self._pool.submit(self._remove, watched)
+            is_settled = watched.last in (TRAINS, FOREIGN) or (watched.last == TOLD and not watched.made.has_to_train)
+            if waited <= max(watched.due, self.watch_seconds) or not (is_settled or not self._is_early(watched)):
+                continue
+            end, wrong = self._judge(watched)
+            if wrong and end == TRAINS and waited < self.watch_seconds + self.slowest + RECOVER_SECONDS:
+                watched.due = waited + RECHECK_SECONDS  # one of its pods may have just gone
+                continue
+            self._note(watched, end, wrong)
+            del self.watched[namespace]
+            self._pool.submit(self._remove, watched)
 
     def _is_early(self, watched: Watched) -> bool:
         """Whether a job may have waited for this machine until now: what it waits for has hardly begun."""
@@ -250,24 +262,29 @@ class _Run:
             return False
         if now - watched.began <= self.watch_seconds + self.slowest:
             return True
-        pods = self.kube.request("GET", f"/api/v1/namespaces/{watched.made.namespace}/pods")["items"]
-        first = min(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+        first = min(self._list_pods(watched), key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
         return first is not None and now - manifest_judge.find_last_step(first) <= self.watch_seconds
 
-    def _judge(self, watched: Watched) -> None:
+    def _judge(self, watched: Watched) -> tuple[str, str]:
+        """How it ended, and what is wrong with that."""
         made = watched.made
-        told = manifest_judge.read_told(watched.status)
-        end = TRAINS if watched.trained and watched.last in (TRAINS, SILENT) else watched.last
+        end = watched.last
         if watched.answered is not None and made.has_to_train and not watched.trained:
             wrong = "it has to train"
         elif watched.answered is not None and made.warned and not manifest_judge.is_warned(made, watched.status):
             wrong = f"it warns of none of {', '.join(made.warned)}"
+        elif end == TRAINS:
+            wrong = self._judge_training(watched)
         elif end == TOLD:
-            wrong = manifest_judge.judge_words(made, watched.status, self.known)
+            wrong = manifest_judge.judge_words(made, watched.status) or self._judge_pods(watched)
         elif end == SILENT:
             wrong = manifest_judge.judge_silence(watched.answered is not None, watched.said, self.watch_seconds)
         else:
             wrong = ""
+        return end, wrong
+
+    def _note(self, watched: Watched, end: str, wrong: str) -> None:
+        made, told = watched.made, manifest_judge.read_told(watched.status)
         self.outcome.ends[end] += 1
         self.outcome.reasons.update({reason for reason, _ in told} if end == TOLD else ())
         if wrong:
@@ -276,6 +293,35 @@ class _Run:
             line = f"{', '.join(made.parts)}: {manifest_judge.shorten(wrong)}: {made.namespace}/{watched.name}"
             self.outcome.violations.append(f"{line} [{manifest_judge.shorten(text)}] {json.dumps(made.body['spec'])}")
             print("WRONG", self.outcome.violations[-1], flush=True)
+
+    def _judge_pods(self, watched: Watched) -> str:
+        gone = manifest_judge.find_gone(watched.name, watched.status, self._list_pods(watched))
+        return f"it tells of {gone}, which is gone: {watched.said}" if gone else ""
+
+    def _judge_training(self, watched: Watched) -> str:
+        made, pods = watched.made, self._list_pods(watched)
+        live = manifest_pods.list_live(pods)
+        lost = list(itertools.chain(*(self._find_lost(made, pod) for pod in live[:1])))
+        return manifest_judge.judge_training(made, watched.status, pods, lost)
+
+    def _find_lost(self, made: Made, pod: Mapping[str, Any]) -> Iterator[str]:
+        """What this pod lacks that one of the same template has which is made by hand."""
+        template = made.body["spec"].get("template")
+        if template is None:
+            return
+        path = f"/api/v1/namespaces/{made.namespace}/pods?dryRun=All"
+        try:
+            by_hand = self.kube.request("POST", path, manifest_pods.build_by_hand(template))
+        except KubeError as error:
+            if "exceeded quota" not in str(error):  # the job's own pods have used it up
+                yield f"the API server refuses its template: {error}"
+            return
+        self.outcome.compared += 1
+        yield from manifest_pods.find_lost(template, by_hand, pod)
+
+    def _list_pods(self, watched: Watched) -> list[Mapping[str, Any]]:
+        found = self.kube.request("GET", f"/api/v1/namespaces/{watched.made.namespace}/pods")["items"]
+        return [pod for pod in found if pod["metadata"].get("labels", {}).get(names.LABEL_APP) == names.LABEL_APP_VALUE]
 
     def _remove(self, watched: Watched) -> None:
         """The job and its pods; the namespace stays, since its deletion costs more than all the rest."""
