@@ -75,6 +75,8 @@ def judge_words(made: Made, status: Raw) -> str:
     """What is wrong with what a job tells that does not train; "" if it names what is in the way."""
     told = read_told(status)
     text = "; ".join(f"{reason}: {message}" for reason, message in told)
+    if made.told and any((c["type"], c["status"]) == ("Complete", "True") for c in status.get("conditions") or ()):
+        return f"it says that it is complete, although something keeps it from training: {text}"
     if unsaid := find_unsaid(made, status):
         return f"it does not tell {', '.join(unsaid)}: {text}"
     return judge_text(made, f"{text}; {_read_warning(status)}")

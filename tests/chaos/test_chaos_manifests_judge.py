@@ -80,6 +80,12 @@ def test_words(job: Made, message: str, is_wrong: bool) -> None:
     assert bool(manifest_judge.judge_words(job, status)) is is_wrong
 
 
+def test_a_job_that_cannot_train_is_not_complete() -> None:
+    status = condition("Complete", "True", "Completed", f"all members succeeded; {MISSING}")
+    assert "complete" in manifest_judge.judge_words(made("missing-map"), status)
+    assert not manifest_judge.judge_words(made(is_sure=False), condition("Complete", "True", "x", "spec.volumes[0]"))
+
+
 INVALID = "the API server rejects the pod: 422 Invalid: "
 BOTH = {"dnsPolicy": "None", "priority": 5}
 
