@@ -89,7 +89,7 @@ def judge_text(made: Made, text: str) -> str:
     may do so only together, a field or a value that they have put there. What every job has does not count: its own
     name, those of its pods and of their nodes, and the words of a plain template.
     """
-    if any(word.lower() in text.lower() for word in made.told):
+    if any(is_told(word, text) for word in made.told):
         return ""
     if not made.is_sure and any(is_named(word, text) for word in (*find_words(made.causes), *_EVERYWHERE)):
         return ""
@@ -106,7 +106,7 @@ def find_unsaid(made: Made, status: Raw) -> list[str]:
         return []
     parts = [one for one in manifest_maker.PARTS if one.name in made.parts and one.name in manifest_table.FIELDS]
     kept = [one for one in parts if manifest_maker.has_part(made.body, one)]
-    return [one.name for one in kept if not any(word.lower() in text for word in one.told)]
+    return [one.name for one in kept if not any(is_told(word, text) for word in one.told)]
 
 
 def judge_training(made: Made, status: Raw, pods: Sequence[Raw], lost: Sequence[str]) -> str:
@@ -191,6 +191,15 @@ def find_words(raw: object) -> Iterator[Word]:
             yield from find_words(one)
 
 
+def is_told(word: str, text: str) -> bool:
+    """Whether a text has this word of a part. A plain one, such as `logs`, is in many texts about other things."""
+    return is_named(Word(word, is_field=True), text) if _is_plain(word) else word.lower() in text.lower()
+
+
+def _is_plain(word: str) -> bool:
+    return word.isascii() and word.isalpha() and word.islower()
+
+
 def is_named(word: Word, text: str) -> bool:
     """Whether a text names this field or value, and not only has it in other words of its own.
 
@@ -199,8 +208,8 @@ def is_named(word: Word, text: str) -> bool:
     said = re.escape(word.text)
     alone = rf"(?<![\w-]){said}(?![\w-])"
     if word.is_field:
-        is_plain = word.text.isalpha() and word.text.islower()
-        pattern = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: " if is_plain else alone
+        path = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: "
+        pattern = path if _is_plain(word.text) else alone
     else:
         pattern = alone if len(word.text) > 3 else rf"[\"'`\[]{said}[\"'`\]]|name {said}\b|={said}\b| is {said}\b"
     return re.search(pattern, text, re.IGNORECASE) is not None

@@ -55,6 +55,9 @@ def test_states(job: Made, status: dict[str, Any], state: str) -> None:
     [
         pytest.param(made("missing-map"), MISSING, False, id="it names the object"),
         pytest.param(made("missing-map"), "worker-0: it waits for a volume: settings", True, id="it does not"),
+        pytest.param(made("logs"), "`kubectl logs job-7-worker-0` says why", True, id="a plain word by chance"),
+        pytest.param(made("logs"), "container 'logs' has not started", False, id="the same as a name"),
+        pytest.param(made("priority"), "spec.priority: Forbidden", False, id="the same in a path"),
         pytest.param(made("x-ray", is_sure=False), "worker-0: settings", False, id="a value of another part"),
         pytest.param(made(is_sure=False), "something is wrong", True, id="no word of a part"),
         pytest.param(made(is_sure=False), "job-7-worker-0 does not start", True, id="only the job and its pod"),
@@ -100,7 +103,7 @@ BOTH = {"dnsPolicy": "None", "priority": 5}
     ],
 )
 def test_a_second_field_that_is_refused(pod: dict[str, Any], message: str, unsaid: list[str]) -> None:
-    job = made("dnsConfig", "priority", parts=("dns", "priority-number"), template={"spec": pod})
+    job = made("dnsConfig", "spec.priority", parts=("dns", "priority-number"), template={"spec": pod})
     status = condition("Failed", "True", "InvalidTemplate", message)
     assert manifest_judge.find_unsaid(job, status) == unsaid
     if unsaid:
