@@ -169,7 +169,7 @@ def test_a_pod_that_is_told_of_and_gone(reason: str, gone: str) -> None:
     assert manifest_judge.find_gone("job-7", status, [pod_of(0)]) == gone
 
 
-BY_HAND = {
+BY_HAND: dict[str, Any] = {
     "metadata": {"labels": {"team": "nlp", "elasticjob.dev/job-name": "other"}, "annotations": {"a": "b"}},
     "spec": {
         "containers": [
