@@ -13,6 +13,7 @@ from controller.builders import TEMPLATE, make_job, make_spec, make_world
 from elasticjob_operator import api
 from elasticjob_operator.api import names
 from elasticjob_operator.apply import manifests
+from elasticjob_operator.apply.alterations import find_alterations
 from elasticjob_operator.apply.manifests import Settings
 from elasticjob_operator.model.observe import observe_pod
 from elasticjob_operator.model.served import Served
@@ -310,6 +311,21 @@ def test_runtime_injection(fields: dict[str, Any], settings: Settings, injected:
     pod = build(make_spec(**fields), settings)
     assert ("initContainers" in pod["spec"]) is injected
     assert ("PYTHONPATH" in environment(pod)) is injected
+
+
+@pytest.mark.parametrize("kind", ["initContainers", "containers"])
+def test_the_container_that_copies_the_runtime_gives_way_to_one_of_the_template(kind: str) -> None:
+    theirs = {"name": "elasticjob-runtime", "image": "mine:1"}
+    made = template()
+    made["spec"].setdefault(kind, []).append(theirs)
+    pod = build(make_spec(template=made))
+    found = [c["name"] for k in ("initContainers", "containers") for c in pod["spec"][k]]
+    assert len(set(found)) == len(found)
+    assert theirs in pod["spec"][kind]
+    installer = pod["spec"]["initContainers"][0]
+    lost = {**pod, "spec": {**pod["spec"], "initContainers": pod["spec"]["initContainers"][1:]}}
+    (told,) = find_alterations(pod, lost)
+    assert (told.field, told.is_vital) == (f"spec.initContainers[{installer['name']}]", True)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,10 @@ def test_the_claims_of_a_pod_that_no_node_takes_are_named(message: str, volumes:
 
 
 TERM = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone", "labelSelector": {}}]}
+ASKING: list[Any] = [
+    {"name": "a", "resources": {"requests": {"memory": "900Ti"}, "limits": {"memory": "901Ti"}}},
+    {"name": "b", "resources": {"limits": {"memory": "1Gi", "nvidia.com/gpu": 64}}},
+]
 SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
 
 
@@ -215,6 +219,18 @@ SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/
                      {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}, ["resourceClaims: one"],
                      id="a class of devices"),
         pytest.param("0/3 nodes are available: 3 Insufficient cpu.", {"nodeSelector": {"a": "b"}}, [], id="room"),
+        pytest.param("3 Insufficient memory, 3 Insufficient nvidia.com/gpu.", {"containers": ASKING},
+                     ["containers: a asks for memory 900Ti, b asks for memory 1Gi, b asks for nvidia.com/gpu 64"],
+                     id="more than there is"),
+        pytest.param("3 Insufficient cpu.", {"containers": ASKING}, [], id="nobody asks: a range of limits does"),
+        pytest.param("3 Insufficient memory.", {"resources": {"limits": {"memory": "900Ti"}}},
+                     ["resources: memory 900Ti"], id="of the whole pod"),
+        pytest.param("3 Insufficient memory.", {"runtimeClassName": "heavy"},
+                     ["runtimeClassName: heavy, whose overhead counts"], id="of a class"),
+        pytest.param("3 Insufficient nvidia.com/gpu.", {"initContainers": ASKING[1:], "runtimeClassName": "heavy"},
+                     ["containers: b asks for nvidia.com/gpu 64"], id="an init container; no class has devices"),
+        pytest.param("3 Insufficient memory.", {"containers": [{"name": "a", "resources": {"limits": []}}, 1],
+                                                "resources": "x"}, [], id="amounts that are none"),
         pytest.param(f"{SELECTOR} topology spread, pod affinity, free ports, allocate all claims",
                      {"nodeSelector": 1, "affinity": {"nodeAffinity": [], "podAffinity": 2}, "containers": ["x", {}],
                       "topologySpreadConstraints": "x", "resourceClaims": {}}, [], id="nothing as it should be"),
