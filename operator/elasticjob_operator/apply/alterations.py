@@ -112,7 +112,7 @@ def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
     before, after = sent["spec"], as_object(made.get("spec"))
     trainer = trainer_container({"metadata": sent["metadata"], "spec": before})
     others = _by_name(after, "containers") | _by_name(after, "initContainers")
-    needed = {trainer, names.VOLUME_RUNTIME, names.VOLUME_PACKAGES}  # containers without which it does not train
+    needed = {trainer, _find_installer(before), names.VOLUME_PACKAGES}  # containers without which it does not train
     volumes = _Volumes(_by_name(before, "volumes"), _by_name(after, "volumes"), _find_fed(before, after))
     lasting = set[str]()  # volumes of theirs
     for kind in ("initContainers", "containers"):
@@ -142,6 +142,13 @@ def _compare(sent: Raw, made: Raw) -> Iterator[Alteration]:
     grace, left = (_number(one.get("terminationGracePeriodSeconds")) for one in (before, after))
     if grace is not None and left is not None and left < grace:
         yield _changed("spec.terminationGracePeriodSeconds", grace, left)
+
+
+def _find_installer(spec: Raw) -> str:
+    """The init container that copies the runtime: its name gives way to those of the template, so it is the longest."""
+    found = (str(one["name"]) for one in spec.get("initContainers") or ())
+    ours = (one for one in found if one.startswith(names.VOLUME_RUNTIME))
+    return max((one for one in ours if not one.removeprefix(names.VOLUME_RUNTIME).strip("-0")), key=len, default="")
 
 
 def _find_fed(before: Raw, after: Raw) -> frozenset[str]:

@@ -185,7 +185,8 @@ def name_fields(message: str, template: Mapping[str, Any]) -> str:
 
     It counts nodes, and names neither the field nor, mostly, its value.
     """
-    return _name(message, template, _BY_SCHEDULERS)
+    found = (*_list_named(message, template, _BY_SCHEDULERS), *_name_amounts(message, template))
+    return _add_fields(message, found)
 
 
 def name_unserved(message: str, template: Mapping[str, Any]) -> str:
@@ -210,8 +211,41 @@ def name_cause(reason: str, message: str, template: Mapping[str, Any]) -> str:
 
 
 def _name(message: str, template: Mapping[str, Any], about: _About) -> str:
-    found = [f"spec.template.spec.{told}" for said, find in about if said.search(message) for told in find(template)]
-    return f"{message} ({'; '.join(found)})" if found else message
+    return _add_fields(message, _list_named(message, template, about))
+
+
+def _list_named(message: str, template: Mapping[str, Any], about: _About) -> Iterator[str]:
+    return (told for said, find in about if said.search(message) for told in find(template))
+
+
+def _add_fields(message: str, told: Iterable[str]) -> str:
+    found = "; ".join(f"spec.template.spec.{one}" for one in told)
+    return f"{message} ({found})" if found else message
+
+
+def _name_amounts(message: str, template: Mapping[str, Any]) -> Iterator[str]:
+    """Who asks for the resources that no node has enough of."""
+    lacking = list(dict.fromkeys(_LACKING.findall(message)))
+    named = _join(
+        f"{container.get('name')} asks for {resource} {amount}"
+        for container in _list_containers(template)
+        for resource in lacking
+        if (amount := _find_amount(container, resource)) is not None
+    )
+    if named:
+        yield f"containers: {named}"
+    of_pod = [(resource, _find_amount(template, resource)) for resource in lacking]
+    if told := _join(f"{resource} {amount}" for resource, amount in of_pod if amount is not None):
+        yield f"resources: {told}"
+    if template.get("runtimeClassName") and not _OF_OVERHEAD.isdisjoint(lacking):
+        yield f"runtimeClassName: {template['runtimeClassName']}, whose overhead counts"
+
+
+def _find_amount(owner: Mapping[str, Any], resource: str) -> object:
+    """What a container or a pod requests of a resource: its limit, where it says no more."""
+    asked = as_object(owner.get("resources"))
+    amounts = (as_object(asked.get(kind)).get(resource) for kind in ("requests", "limits"))
+    return next((amount for amount in amounts if amount is not None), None)
 
 
 def _name_chosen(template: Mapping[str, Any]) -> Iterator[str]:
@@ -291,6 +325,8 @@ def _list_containers(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_LACKING: Final = re.compile(r"Insufficient ([a-zA-Z0-9./_-]*[a-zA-Z0-9])")
+_OF_OVERHEAD: Final = frozenset({"cpu", "memory"})
 # Words of kubelets and of the container runtime.
 _BY_KUBELETS: Final[_About] = (
     (re.compile(r"dynamic resources|DRA driver"), _name_devices),

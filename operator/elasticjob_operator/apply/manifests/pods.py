@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from elasticjob_operator import api, quantity
@@ -188,13 +188,16 @@ def _add_token(body: Object, trainer: Object, job: Job, settings: Settings) -> N
 
 def _mount(body: Object, trainer: Object, volume: Object, mount: Object) -> str:
     """Mount a volume of the operator's; returns its name, which gives way to those of the template."""
-    taken = {one.get("name") for one in body.get("volumes") or ()}
-    name = volume["name"]
-    while name in taken:
-        name += "-0"
+    name = _find_free(volume["name"], {one.get("name") for one in body.get("volumes") or ()})
     body["volumes"] = [*(body.get("volumes") or ()), {**volume, "name": name}]
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), {**mount, "name": name}]
-    return str(name)
+    return name
+
+
+def _find_free(name: str, taken: Collection[Any]) -> str:
+    while name in taken:
+        name += "-0"
+    return name
 
 
 def _add_shm(body: Object, trainer: Object) -> None:
@@ -300,7 +303,9 @@ def _add_runtime(body: Object, trainer: Object, settings: Settings) -> None:
         packages = f"{names.RUNTIME_PATH}/runtime/site-packages"
     else:
         name = _mount(body, trainer, {"name": names.VOLUME_RUNTIME, "emptyDir": {}}, mount)
-        body["initContainers"] = [_build_installer(settings, name, trainer), *(body.get("initContainers") or [])]
+        taken = {one.get("name") for kind in ("initContainers", "containers") for one in body.get(kind) or ()}
+        installer = {**_build_installer(settings, name, trainer), "name": _find_free(names.VOLUME_RUNTIME, taken)}
+        body["initContainers"] = [installer, *(body.get("initContainers") or [])]
         packages = f"{names.RUNTIME_PATH}/site-packages"
     theirs = next((v for v in trainer["env"] if v.get("name") == "PYTHONPATH" and v.get("value") is not None), None)
     if theirs is None:
@@ -317,7 +322,6 @@ def _build_installer(settings: Settings, volume: str, trainer: Object) -> Object
     a LimitRange says of each container, and the pod keeps its QoS class.
     """
     return {
-        "name": "elasticjob-runtime",
         "image": settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["/runtime/install", names.RUNTIME_PATH],
