@@ -22,6 +22,7 @@ _KEYS: Final = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "por
 _DEFAULTS: Final = {"automountServiceAccountToken": False, "enableServiceLinks": False}
 _GRACE: Final = "terminationGracePeriodSeconds"  # ... and another of these
 _TOKENS: Final = ("kube-api-access-", "default-token-")  # volumes that the API server adds: each has a name of its own
+_OF_LIMITS: Final = "kubernetes.io/limit-ranger"  # annotation: which containers got a limit that their template lacks
 _RUNTIME: Final = "PYTHONPATH"  # the operator adds its own folder to it
 
 
@@ -52,7 +53,7 @@ def find_lost(template: Raw, by_hand: Raw, pod: Raw) -> Iterator[str]:
     yield from _compare(spec, pod["spec"], "spec")
     for kind in ("labels", "annotations"):
         said = by_hand["metadata"].get(kind) or {}
-        wanted = {key: value for key, value in said.items() if not names.is_mark(key)}
+        wanted = {key: value for key, value in said.items() if not names.is_mark(key) and key != _OF_LIMITS}
         yield from _compare(wanted, pod["metadata"].get(kind) or {}, f"metadata.{kind}")
 
 
