@@ -249,7 +249,8 @@ PARTS: Final = (
     Part("init-fails", "init", side("download", "false"), ("download",)),
     Part("init-hangs", "init", side("download", "sleep", "1000000"), ("init container",)),
     Part("init-image", "init", side("download", "true", image="registry.example.com/get:missing"), ("get:missing",)),
-    Part("native-sidecar", "init", side("proxy", "sleep", "1000000", restartPolicy="Always")),
+    Part("native-sidecar", "init", side("proxy", "sleep", "1000000", restartPolicy="Always"),
+         ("initContainers: proxy",)),
     Part("runtime-name", "init", side("elasticjob-runtime", "true")),
     # What newer versions of Kubernetes know; older ones leave it out.
     Part("pod-resources", "pod", {"resources": {"limits": {"cpu": "4", "memory": "8Gi"}}}),
@@ -267,7 +268,7 @@ PARTS: Final = (
          side("proxy", "sleep", image="registry.example.com/proxy:missing", restartPolicy="Always"),
          ("proxy:missing",)),
     Part("native-sidecar-command", "init", side("proxy", "no-such-proxy", restartPolicy="Always"),
-         ("container proxy",)),
+         ("container proxy", "init container 'proxy'")),
     Part("native-sidecar-fails", "init", side("proxy", "false", restartPolicy="Always"), ("proxy", "init container")),
     Part("claim-template-missing", "pod",
          {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "missing-devices"}]}, ("missing-devices",)),

@@ -137,7 +137,7 @@ LIKE: Final = {
     "too-many-gpus": ("unknown-resource", "too-much-disk", "pod-resources-too-large", "host-port", "disk", "amd",
                       "gaudi", "rdma", "intel", "efa", "several-networks", "huge-pages",
                       "init-with-many-gpus"),
-    "log-shipper": ("tcpxo", "init-and-sidecar"),
+    "log-shipper": ("tcpxo", "init-and-sidecar", "native-sidecar"),
     "hostpath-missing": ("docker-socket",),
     "node-refuses": ("tolerates-all",),
     "csi-driver-missing": ("bucket",),
