@@ -91,7 +91,9 @@ def judge_text(made: Made, text: str) -> str:
     """
     if any(is_told(word, text) for word in made.told):
         return ""
-    if not made.is_sure and any(is_named(word, text) for word in (*find_words(made.causes), *_EVERYWHERE)):
+    if not (made.is_sure and made.told) and any(
+        is_named(word, text) for word in (*find_words(made.causes), *_EVERYWHERE)
+    ):
         return ""
     return f"it names none of {', '.join(made.told) or 'the words of its parts'}: {text}"
 
@@ -208,7 +210,7 @@ def is_named(word: Word, text: str) -> bool:
     said = re.escape(word.text)
     alone = rf"(?<![\w-]){said}(?![\w-])"
     if word.is_field:
-        path = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: "
+        path = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: |\bvalue of {said}\b"
         pattern = path if _is_plain(word.text) else alone
     else:
         pattern = alone if len(word.text) > 3 else rf"[\"'`\[]{said}[\"'`\]]|name {said}\b|={said}\b| is {said}\b"

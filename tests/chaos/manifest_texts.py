@@ -248,8 +248,8 @@ TEXTS: Final = (
                 - {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}"""),
     Text("seccomp", pod="securityContext: {seccompProfile: {type: Localhost, localhostProfile: profiles/train.json}}"),
     Text("important", pod="priorityClassName: system-cluster-critical"),
-    Text("volcano", pod="schedulerName: volcano", told=("volcano", "PodGroup")),
-    Text("yunikorn", pod="schedulerName: yunikorn", told=("yunikorn",),
+    Text("volcano", pod="schedulerName: volcano", told=("is volcano running", "PodGroup")),
+    Text("yunikorn", pod="schedulerName: yunikorn", told=("is yunikorn running",),
          spec="template: {metadata: {labels: {applicationId: train-1, queue: root.research}}}"),
     Text("spot", pod="""
         tolerations:
@@ -372,19 +372,19 @@ TEXTS: Final = (
     Text("claim-of-one-request", "resources: {claims: [{name: gpus, request: gpu-0}]}",
          "resourceClaims: [{name: gpus, resourceClaimName: shared-gpus}]", told=("shared-gpus", "claim")),
     # Specs of other operators under our kind, and fields that are nearly right.
-    Text("trainjob", is_bare=True, told=("template",), spec="""
+    Text("trainjob", is_bare=True, told=("template is required",), spec="""
         runtimeRef: {name: torch-distributed}
         trainer: {image: here/torch, numNodes: 2, numProcPerNode: 8, command: [torchrun, train.py]}"""),
-    Text("volcano-tasks", is_bare=True, told=("template",), spec="""
+    Text("volcano-tasks", is_bare=True, told=("template is required",), spec="""
         minAvailable: 3
         schedulerName: volcano
         policies: [{event: PodEvicted, action: RestartJob}]
         plugins: {pytorch: ["--master=master", "--worker=worker", "--port=23456"]}
         tasks: [{name: worker, replicas: 2, template: {spec: {containers: [{name: worker, image: here/torch}]}}}]"""),
-    Text("jobset", is_bare=True, told=("template",), spec="""
+    Text("jobset", is_bare=True, told=("template is required",), spec="""
         failurePolicy: {maxRestarts: 3}
         replicatedJobs: [{name: workers, replicas: 1, template: {spec: {parallelism: 2, completions: 2}}}]"""),
-    Text("rayjob", is_bare=True, told=("template",), spec="""
+    Text("rayjob", is_bare=True, told=("template is required",), spec="""
         entrypoint: python train.py
         shutdownAfterJobFinishes: true
         rayClusterSpec: {rayVersion: 2.46.0, workerGroupSpecs: [{replicas: 2, groupName: gpu}]}"""),
@@ -493,7 +493,7 @@ TEXTS: Final = (
     Text("conda", "command: [conda, run, --no-capture-output, -n, train, torchrun, --nproc-per-node=1, train.py]"),
     Text("numactl", "command: [numactl, --cpunodebind=0, --membind=0, torchrun, train.py]"),
     Text("deepspeed", "command: [deepspeed, --num_gpus=8, train.py, --deepspeed, ds.json]",
-         told=("with torchrun",)),
+         told=("deepspeed starts processes of its own",)),
     # Ends, knobs and volumes.
     Text("grace-of-a-day", pod="terminationGracePeriodSeconds: 86400"),
     Text("pre-stop-without-end", "lifecycle: {preStop: {exec: {command: [sleep, infinity]}}}"),
@@ -629,7 +629,11 @@ def make(seed: int, number: int, minor: int) -> Made:
     objects = tuple((path.format(namespace), _placed(body, namespace)) for path, body in text.objects)
     body = convert(yaml.safe_load(PYTORCHJOB)).manifest if text.name == "converted" else _build(text)
     has_to_train = not text.told if text.trains_from is None else minor >= text.trains_from
-    return Made(number, namespace, text.labels, objects, body, (text.name,), text.told, True, has_to_train, text.warned)
+    causes = (body["spec"], *(one for _, one in objects))
+    return Made(
+        *(number, namespace, text.labels, objects, body, (text.name,), text.told, True, has_to_train, text.warned),
+        causes=causes,
+    )
 
 
 def _build(text: Text) -> Object:

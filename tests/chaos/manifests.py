@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -159,6 +159,7 @@ class _Run:
         self.outcome = Outcome()
         self.watched: dict[str, Watched] = {}  # by namespace
         self._pool = ThreadPoolExecutor(8)
+        self._judging: dict[str, Future[tuple[str, str]]] = {}  # by namespace
         self.slowest = 0.0  # seconds that a plain job has taken to train: what this machine adds to all of them
 
     def play(self, count: int) -> Outcome:
@@ -242,18 +243,26 @@ class _Run:
 
     def _finish(self) -> None:
         for namespace, watched in list(self.watched.items()):
-            waited = time.time() - watched.began
+            if (judging := self._judging.get(namespace)) is not None:
+                if judging.done():
+                    del self._judging[namespace]
+                    self._conclude(watched, *judging.result())
+                continue
             # One that said why says nothing for a moment where what it waited for has come, and its pods go on.
             is_settled = watched.last in (TRAINS, FOREIGN) or (watched.last == TOLD and not watched.made.has_to_train)
-            if waited <= max(watched.due, self.watch_seconds) or not (is_settled or not self._is_early(watched)):
-                continue
-            end, wrong = self._judge(watched)
-            if wrong and end == TRAINS and waited < self.watch_seconds + self.slowest + RECOVER_SECONDS:
-                watched.due = waited + RECHECK_SECONDS  # one of its pods may have just gone
-                continue
-            self._note(watched, end, wrong)
-            del self.watched[namespace]
-            self._pool.submit(self._remove, watched)
+            is_due = time.time() - watched.began > max(watched.due, self.watch_seconds)
+            if is_due and (is_settled or not self._is_early(watched)):
+                # Beside this loop: to look at all jobs must not wait for a slow webhook that sees a pod made by hand.
+                self._judging[namespace] = self._pool.submit(self._judge, replace(watched))
+
+    def _conclude(self, watched: Watched, end: str, wrong: str) -> None:
+        waited = time.time() - watched.began
+        if wrong and end == TRAINS and waited < self.watch_seconds + self.slowest + RECOVER_SECONDS:
+            watched.due = waited + RECHECK_SECONDS  # one of its pods may have just gone
+            return
+        self._note(watched, end, wrong)
+        del self.watched[watched.made.namespace]
+        self._pool.submit(self._remove, watched)
 
     def _is_early(self, watched: Watched) -> bool:
         """Whether a job may have waited for this machine until now: what it waits for has hardly begun."""

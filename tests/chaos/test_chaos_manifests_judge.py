@@ -75,6 +75,9 @@ def test_states(job: Made, status: dict[str, Any], state: str) -> None:
         ),
         pytest.param(made("x-ray", is_sure=False, other="1Gi"), "a limit of 11Gi", True, id="a part of another word"),
         pytest.param(made(is_sure=False, os=0), "cannot unmarshal PodSpec.spec.os of type", False, id="a short field"),
+        pytest.param(made(), "spec.volumes[0] is wrong", False, id="alone, of a part that has no words of its own"),
+        pytest.param(made(), "something is wrong", True, id="the same, without a word of it"),
+        pytest.param(made(is_sure=False, priority=5), "the integer value of priority (5)", False, id="its value"),
         pytest.param(made(is_sure=False), "metadata.name is too long", False, id="its name may be at fault"),
     ],
 )
