@@ -23,7 +23,7 @@ from typing import Any, Final
 from chaos import manifest_judge, manifest_maker, manifest_pods, manifest_texts, webhooks
 from chaos.light_nodes import HERE, LightNodes
 from chaos.manifest_judge import FOREIGN, SILENT, TOLD, TRAINS
-from chaos.manifest_maker import Made
+from chaos.manifest_maker import Made, Object
 from chaos.trials import Report
 from elasticjob_devcluster import Cluster, KubeError, Tuning
 from elasticjob_operator.api import names
@@ -190,11 +190,11 @@ class _Run:
         kube, namespace = self.kube, made.namespace
         self.outcome.made[namespace] = made
         labels = {"labels": dict(made.labels)}
-        kube.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace, **labels}})
+        self._create("/api/v1/namespaces", {"metadata": {"name": namespace, **labels}})
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         wait_for(lambda: kube.get(account), f"{namespace} has its service account", 120, 0.1)
         for path, body in made.neighbours:
-            kube.request("POST", path, body)
+            self._create(path, body)
             if path.endswith("resourcequotas"):  # it counts from when its status is there
                 one = f"{path}/{body['metadata']['name']}"
                 wait_for(lambda one=one: (kube.get(one) or {}).get("status"), f"{one} counts", 60, 0.1)  # type: ignore[misc]
@@ -204,6 +204,20 @@ class _Run:
             self._note_refused(made, error)
             return None
         return Watched(made, job["metadata"]["name"], time.time())
+
+    def _create(self, path: str, body: Object) -> None:
+        """What a job finds there. On a busy machine the API server may be too late with its own quotas (500)."""
+
+        def create() -> bool:
+            try:
+                self.kube.request("POST", path, body)
+            except KubeError as error:
+                if error.status != 500:
+                    raise
+                return False
+            return True
+
+        wait_for(create, f"{path} has {body['metadata']['name']}", 120, 1.0)
 
     def _note_refused(self, made: Made, error: KubeError) -> None:
         self.outcome.ends["refused"] += 1
