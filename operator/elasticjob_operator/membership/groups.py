@@ -63,6 +63,9 @@ def seat(world: Sequence[str], chosen: Sequence[str], layout: Layout, places: Ma
     if len(chosen) % layout.pods:
         return list(chosen)
     going_on = frozenset(chosen)
+    if layout.pods == 1:
+        survivors = dict.fromkeys(uid for uid in world if uid in going_on)
+        return [*survivors, *(uid for uid in chosen if uid not in survivors)]
     old: list[list[str | None]] = split([uid if uid in going_on else None for uid in world], layout)
     best = sorted(range(len(old)), key=lambda number: old[number].count(None))[: len(chosen) // layout.pods]
     kept = [old[number] for number in sorted(best) if old[number].count(None) < layout.pods]
