@@ -103,9 +103,8 @@ def check_costs(lines: Sequence[Mapping[str, Any]], changes: Sequence[tuple[int,
     """The changes, from one generation to another, that cost more than the broken step. Pure."""
     wrong = []
     for before, after in changes:
-        made = max(
-            line["step"] for line in lines if line["generation"] == before
-        )  # an earlier one may have got further
+        # An earlier generation may have got further.
+        made = max(line["step"] for line in lines if line["generation"] == before)
         first = min((line["step"] for line in lines if before < line["generation"] <= after), default=made)
         if first < made:
             wrong.append(f"generation {after} goes back from step {made} to {first}, though every shard was left")

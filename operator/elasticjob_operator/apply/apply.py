@@ -170,13 +170,13 @@ class Applier:
         if plan.claims:
             await self._write_job(job, version, plan, now)
         others = [child for child in plan.ensure if child.kind not in _GUARDS]
-        failed, made, written = await asyncio.gather(  # in this order: a small job's pods are what its user waits for
+        failed, made, *written = await asyncio.gather(  # in this order: a small job's pods are what its user waits for
             self._create_guarded_pods(job, plan),
             asyncio.gather(*(self._ensure(job, child) for child in others), return_exceptions=True),
-            asyncio.sleep(0) if plan.claims else self._write_job(job, version, plan, now),
+            *([] if plan.claims else [self._write_job(job, version, plan, now)]),
             return_exceptions=True,
         )
-        for result in (written, made, failed):
+        for result in (*written, made, failed):
             if isinstance(result, BaseException):
                 raise result
         assert isinstance(made, list)
@@ -236,7 +236,7 @@ class Applier:
         if plan.set_suspend:
             spec["runPolicy"] = {"suspend": True}
         body = {"metadata": metadata, "spec": spec}
-        raw = await self._patch_job(job, path, body, plan)
+        raw = await self._patch_job(job, path, body, _find_urgency(plan))
         written: Mapping[str, Any] = raw["metadata"]
         return written
 
@@ -267,7 +267,7 @@ class Applier:
             # The resourceVersion ensures that the decision used the latest state; the UID, that it is the same job.
             body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": patch}
             try:
-                raw = await self._patch_job(job, path, body, plan)
+                raw = await self._patch_job(job, path, body, _find_urgency(plan))
             except ApiError as error:
                 left_out = refusals.find_unwritable(error, patch)
                 if not left_out:
@@ -314,9 +314,8 @@ class Applier:
     def _tell_refused(self, job: Job, error: ApiError, now: float) -> None:
         self.recorder.record(job, [Event("StatusRefused", refusals.explain_unwritten(error), warning=True)], now)
 
-    async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], plan: Plan) -> Any:
-        """Write the job or its status. What nobody waits for takes turns with everybody's pods."""
-        urgency = Urgency.NOW if plan.is_awaited else Urgency.NORMAL
+    async def _patch_job(self, job: Job, path: str, body: Mapping[str, Any], urgency: Urgency) -> Any:
+        """Write the job or its status, and keep what has become of it."""
         since = self._cache.lists.count()
         raw = await self._api.request(
             *("PATCH", path, body), content_type=MERGE_PATCH, urgency=urgency, job=job.name, reduce=reduce_item
@@ -329,9 +328,7 @@ class Applier:
         path = path_of(names.API_VERSION, names.PLURAL, job.namespace, job.name, "status")
         told = {"release": claim.release, "asked": claim.asked}
         body = {"metadata": {"resourceVersion": version, "uid": job.uid}, "status": {"operator": told}}
-        since = self._cache.lists.count()
-        raw = await self._api.request("PATCH", path, body, content_type=MERGE_PATCH, job=job.name, reduce=reduce_item)
-        self._cache.put_job(raw, since)
+        await self._patch_job(job, path, body, Urgency.NORMAL)
 
     async def _confirm(self, job: Job) -> None:
         """Raises ApiError if the job no longer exists or is being deleted."""
@@ -423,6 +420,11 @@ class Applier:
                 return None
             self.undeleted.note(job.uid, error, time.monotonic())
             raise
+
+
+def _find_urgency(plan: Plan) -> Urgency:
+    """What nobody waits for takes turns with everybody's pods."""
+    return Urgency.NOW if plan.is_awaited else Urgency.NORMAL
 
 
 def _refused(results: Sequence[BaseException | None]) -> list[ApiError]:

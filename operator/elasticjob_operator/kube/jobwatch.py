@@ -38,7 +38,7 @@ QUIET_SECONDS = 1.0  # without a job from a list of kopf's: the list is complete
 _KOPF: Final = str(Path(kopf.__file__).parent)
 
 
-class _Others(Collection["asyncio.Task[Any]"]):
+class _NotOfKopf(Collection["asyncio.Task[Any]"]):
     """All tasks that are not kopf's own. When kopf ends, it cancels those that have begun since, whoever began them."""
 
     def __contains__(self, task: object) -> bool:
@@ -137,7 +137,7 @@ class JobWatch:
                 stop_flag=self._stopped,
             )
             self._take_signals()
-            await kopf.run_tasks(tasks, ignored=_Others())
+            await kopf.run_tasks(tasks, ignored=_NotOfKopf())
         except Exception as error:
             if self._stopped.is_set():
                 raise

@@ -113,13 +113,13 @@ def find_dead_sidecar(spec: Raw, status: Raw, trainer: str) -> str:
     With `restartPolicy: Never`, nobody restarts it. One that ended with 0 had done its work. The text is the same
     whenever the kubelet tries again.
     """
-    beside = {c.get("name"): c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
-    entries = [c for c in status.get("initContainerStatuses") or () if c.get("name") in beside] if beside else []
+    native = {c.get("name") for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
+    entries = [c for c in status.get("initContainerStatuses") or () if c.get("name") in native]
     for container in (*entries, *(status.get("containerStatuses") or ())):
         name, state = container.get("name"), container.get("state") or {}
         if name == trainer or "running" in state:
             continue
-        if why := _find_standstill(state, spec, name) or _find_end(state, is_final=name not in beside):
+        if why := _find_standstill(state, spec, name) or _find_end(state, is_final=name not in native):
             return f"container {name!r} {why}"[:LONGEST_REASON]
     return ""
 

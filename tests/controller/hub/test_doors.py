@@ -194,44 +194,43 @@ async def test_an_address_whose_tokens_fail_is_not_asked_about_any_more_and_othe
             assert await peer.upgrade("nice/pod-0") == 101
 
 
-async def test_tokens_that_are_tried_at_once_are_asked_about_as_those_that_come_one_by_one() -> None:
-    """Each of them had come before the first one was refused; the good one among them waits for its turn."""
-    asked: list[str] = []
-    may_answer = asyncio.Event()
+class HeldReview:
+    """Answers what tokens are only when it may."""
 
-    async def slow(token: str, address: str) -> auth.Identity | auth.Refusal:
-        asked.append(token)
-        await may_answer.wait()
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_answer = asyncio.Event()
+
+    async def __call__(self, token: str, address: str) -> auth.Identity | auth.Refusal:
+        self.asked.append(token)
+        await self.may_answer.wait()
         return await by_namespace(token, address)
 
+
+async def test_tokens_that_are_tried_at_once_are_asked_about_as_those_that_come_one_by_one() -> None:
+    """Each of them had come before the first one was refused; the good one among them waits for its turn."""
+    review = HeldReview()
     settings = replace(FAST, failure_burst=3, failures_per_second=0.001, authenticate_seconds=60)
-    async with running_hub(settings, authenticate=slow) as running:
+    async with running_hub(settings, authenticate=review) as running:
         good = asyncio.create_task(status_of(running, "nice/pod-0"))
-        await eventually(lambda: asked == ["nice/pod-0"])
+        await eventually(lambda: review.asked == ["nice/pod-0"])
         bad = [asyncio.create_task(status_of(running, "bad")) for _ in range(30)]
         await eventually(lambda: running.hub.places["strangers"][0] == 31)
-        may_answer.set()
+        review.may_answer.set()
         assert sorted([await one for one in bad]) == [401] * 3 + [429] * 27
-        assert await good == 101 and asked == ["nice/pod-0", "bad", "bad", "bad"]
+        assert await good == 101 and review.asked == ["nice/pod-0", "bad", "bad", "bad"]
         await eventually(lambda: running.hub.places["strangers"][0] == 0)
 
 
 async def test_who_waits_for_the_review_of_others_of_its_address_is_let_in_after_them() -> None:
     """Behind one address there may be many pods: only what is refused counts."""
-    asked: list[str] = []
-    may_answer = asyncio.Event()
-
-    async def slow(token: str, address: str) -> auth.Identity | auth.Refusal:
-        asked.append(token)
-        await may_answer.wait()
-        return await by_namespace(token, address)
-
+    review = HeldReview()
     settings = replace(FAST, failure_burst=3, failures_per_second=0.001, authenticate_seconds=60)
-    async with running_hub(settings, authenticate=slow) as running:
+    async with running_hub(settings, authenticate=review) as running:
         coming = [asyncio.create_task(status_of(running, f"nice/pod-{number}")) for number in range(30)]
         await eventually(lambda: running.hub.places["strangers"][0] == 30)
-        assert len(asked) == 3, "as many as may be refused"
-        may_answer.set()
+        assert len(review.asked) == 3, "as many as may be refused"
+        review.may_answer.set()
         assert [await one for one in coming] == [101] * 30
 
 
