@@ -7,6 +7,7 @@ watchdog notices first, whether the abort is slow, what it leaves in the buffers
 
 from __future__ import annotations
 
+import math
 import random
 import time
 import traceback
@@ -101,7 +102,9 @@ class References:
             with FakeAgent(PROGRAMS / "device_program.py", folder, **script, BACKEND="gloo") as agent:
                 agent.start(2)
                 agent.run()
-            self._known[kind, how] = {row["step"]: row["norm"] for row in agent.rows}
+            norms = {row["step"]: row["norm"] for row in agent.rows}
+            assert all(map(math.isfinite, norms.values())), f"{kind} {how} diverges: nothing can be compared with it"
+            self._known[kind, how] = norms
         return self._known[kind, how]
 
 

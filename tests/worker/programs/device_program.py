@@ -403,10 +403,10 @@ class Script:
         if KIND == "hooks":
             return
         if KIND == "scaler":
-            self.scaler.unscale_(self.optimizers[0])
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)
             if session.committed % 5 == 3:  # a step that all ranks skip
                 next(self.model.parameters()).grad.fill_(float("inf"))
+            self.scaler.unscale_(self.optimizers[0])  # looks for what is not finite, and nobody does after it
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 100.0)
             self.scaler.step(self.optimizers[0])
             self.scaler.update()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def check(norms: dict[int, set[float]], right: dict[int, set[float]], exactly: b
     assert sorted(norms) == sorted(right)
     for step, found in norms.items():
         (norm,) = right[step]
+        assert math.isfinite(norm), "of no use: the undisturbed run diverges"
         assert sorted(found) == ([norm] if exactly else pytest.approx([norm] * len(found), rel=1e-7)), f"step {step}"
 
 
@@ -195,12 +197,14 @@ def test_a_hook_with_the_state_of_an_earlier_world_is_refused(tmp_path: Path) ->
     assert max(norms) == 11
 
 
+@pytest.mark.parametrize("step", [pytest.param(12, id="that-counts"), pytest.param(14, id="that-all-skip")])
 @together
-def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path) -> None:
+def test_a_scaler_learns_nothing_from_gradients_that_were_not_reduced(tmp_path: Path, step: int) -> None:
     """It skips a step whose gradients are not finite, calls no optimizer, and scales less from then on."""
-    undisturbed, _ = train(tmp_path / "undisturbed", KIND="scaler", BACKEND="gloo")
-    agent, _ = train(tmp_path / "disturbed", KIND="scaler", KILL=KILLED, FAKE_NCCL="leaves=nan")
+    undisturbed, right = train(tmp_path / "undisturbed", KIND="scaler", BACKEND="gloo")
+    agent, norms = train(tmp_path / "disturbed", KIND="scaler", KILL=f"{step}:2", FAKE_NCCL="leaves=nan")
     assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, right)
     assert {(row["step"], row["scale"]) for row in agent.rows} == {
         (row["step"], row["scale"]) for row in undisturbed.rows
     }
