@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from elasticjob.collectives import messages, skeletons
+from elasticjob.errors import WorldLostError
 from elasticjob.sessions import transfer
 from worker import fake_nccl
 from worker.programs.saying import say
@@ -42,6 +43,38 @@ def count(send: Callable[..., Any]) -> Callable[..., Any]:
 def counted() -> Iterator[None]:
     sent.clear()
     with mock.patch.object(dist, "broadcast", count(broadcast)), mock.patch.object(dist, "isend", count(isend)):
+        yield
+
+
+class Damaged:
+    """A message on its way, of which a byte arrives as another one."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        fake_nccl.synchronize()
+        if self._tensor.numel() > 1_000_000:
+            self._tensor[1234] ^= 1
+
+
+@contextlib.contextmanager
+def damaged() -> Iterator[None]:
+    """What comes to rank 0 in this block."""
+    irecv = dist.irecv
+
+    def receive(tensor: torch.Tensor, *args: Any, **more: Any) -> Any:
+        return Damaged(irecv(tensor, *args, **more), tensor)
+
+    def receive_from_all(tensor: torch.Tensor, *args: Any, **more: Any) -> None:
+        Damaged(broadcast(tensor, *args, **more), tensor).wait()
+
+    if RANK:
+        yield
+        return
+    with mock.patch.object(dist, "irecv", receive), mock.patch.object(dist, "broadcast", receive_from_all):
         yield
 
 
@@ -89,5 +122,14 @@ with counted():
     transfer.Exchange(RANK, SOURCE, FLAGS, torch.device("cpu"), RANK != 0).run(inventory)
 say("shared", sum(size for size in sent if size >= skeletons.CHUNK_BYTES) // skeletons.CHUNK_BYTES)
 say("complete", all(torch.equal(tensor, large[name]) for name, tensor in (empty if RANK == 0 else large).items()))
+# The same, but a byte of what comes to it is another one.
+empty = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
+inventory = transfer.take_inventory({"model": empty if RANK == 0 else large})
+with damaged():
+    try:
+        transfer.Exchange(RANK, SOURCE, FLAGS, torch.device("cpu"), RANK != 0).run(inventory)
+        say("damaged", "nobody has noticed")
+    except WorldLostError as error:
+        say("damaged", str(error))
 dist.barrier()
 dist.destroy_process_group()

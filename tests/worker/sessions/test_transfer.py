@@ -176,3 +176,9 @@ def test_ranks_that_have_the_state_share_the_sending(gang: list[Member]) -> None
     assert all(member.results["complete"] for member in gang)
     is_host = gang[0].results["kind"] == "host"
     assert [member.results["shared"] for member in gang] == ([0, 2, 2] if is_host else [4, 4, 4]), "a ring of all"
+
+
+def test_what_arrives_damaged_is_no_state_on_any_rank(gang: list[Member]) -> None:
+    """A rank that has got it knows nothing of it by itself: an abort of a device is no error, either."""
+    found = [member.results["damaged"] for member in gang]
+    assert found == ["the state has not arrived as it was sent, at rank 0"] * 3
