@@ -464,6 +464,20 @@ def test_a_failed_pod_is_deleted_only_after_it_is_counted() -> None:
     assert made.delete == (Deletion("digits-worker-0", "u0", "it has terminated"),)
 
 
+def test_the_record_of_a_pod_that_is_gone_goes_with_the_next_write() -> None:
+    """It takes no write of its own: that of each pod that ends would be one more."""
+    failed = make_pod(0, "Failed")
+    job = make_job(status=started())
+    job = replace(job, status=plan(see(job, (failed,))).status)
+    settled = plan(see(job, (make_pod(1),))).status
+    job = replace(job, status=revise(settled, restarts=revise(settled.restarts, counted=["u0"])))
+    made = plan(see(job, (make_pod(1),)))
+    assert made.status == job.status
+    made = plan(see(job, (make_pod(1), make_pod(2))))
+    assert made.status != job.status
+    assert made.status.restarts.counted == []
+
+
 def test_a_member_is_not_deleted_before_the_world_goes_on_without_it() -> None:
     pods = tuple(make_pod(i) for i in range(3))
     agents = {f"u{i}": make_agent(i, "running", 1) for i in range(3)}

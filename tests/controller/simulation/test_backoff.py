@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from controller.builders import make_spec
-from controller.simulated_cluster import Cluster
+from controller.simulated_cluster import Cluster, SimPod
 from elasticjob_operator.failures import backoff_rules
+from elasticjob_operator.plan.values import Plan
 
 IGNORED = {"action": "RestartIgnoreBudget", "onExitCodes": {"operator": "In", "values": [42]}}
 
@@ -18,6 +19,42 @@ def make_cluster(behaviour: str = "", *, nodes: int = 8, rules: tuple[dict[str, 
     cluster = Cluster(spec, nodes=nodes)
     cluster.default_behaviour = behaviour
     return cluster
+
+
+@pytest.mark.parametrize(("size", "most"), [(3, 116), (4, 126)])
+def test_pods_that_their_own_deadline_ends_cost_few_requests(size: int, most: int) -> None:
+    """They end together, a moment apart, and so again and again."""
+    cluster = Cluster(make_spec(1, 4, replicas=size), nodes=6)
+    start, lives = cluster._start, {3: 8.0, 4: 4.0}[size]
+
+    def start_and_end(pod: SimPod) -> None:
+        start(pod)
+
+        def end() -> None:
+            if pod.uid in cluster.pods and not pod.record.terminal and pod.record.deleting is None:
+                pod.update(reason="DeadlineExceeded", message="Pod was active longer than the specified deadline")
+                cluster.kubelet_sees_exit(pod, 137, "")
+                if pod.agent is not None:
+                    pod.agent.alive = False
+                    cluster.break_world(pod.agent)
+
+        cluster.after(lives + 0.001 * pod.record.index, end)
+
+    cluster._start = start_and_end  # type: ignore[method-assign]
+    requests, before, apply = 0, cluster.status, cluster.apply
+
+    def count(made: Plan) -> None:
+        nonlocal requests, before
+        has_status = made.status != before
+        requests += len(made.create) + len(made.delete) + len(made.ensure) + len(made.events)
+        requests += has_status + made.confirm
+        before = made.status
+        apply(made)
+
+    cluster.apply = count  # type: ignore[method-assign]
+    cluster.run(60)
+    assert cluster.status.restarts.user or cluster.status.finished, "each try is charged"
+    assert requests <= most
 
 
 def newest(cluster: Cluster) -> int | None:
