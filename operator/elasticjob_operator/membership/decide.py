@@ -285,7 +285,8 @@ def _why_wait(
         return None
     since = sorted(w.agent.state_since for w in candidates if w.agent)
     patience = since[sizes.min - 1] + settings.join_patience
-    return _Wait(f"{len(candidates)} ready, others are starting", patience) if now < patience else None
+    # Without their number: each pod that becomes ready would be a write.
+    return _Wait("enough pods are ready, others are starting", patience) if now < patience else None
 
 
 def _next_world(situation: Situation, chosen: Sequence[Worker], cause: str) -> api.RendezvousStatus:

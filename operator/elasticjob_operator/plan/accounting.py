@@ -407,6 +407,14 @@ def _is_vanished(verdicts: MemberVerdict, seen: Seen) -> bool:
     return silent or node is None or not node.ready
 
 
+def remember_counted(before: api.Status, after: api.Status) -> api.Status:
+    """The status, or the one before if it differs only in records of pods that are gone: the next write drops them."""
+    if not set(after.restarts.counted) < set(before.restarts.counted):
+        return after
+    kept = revise(after, restarts=revise(after.restarts, counted=before.restarts.counted))
+    return before if kept == before else after
+
+
 def _forget_counted(seen: Seen, status: api.Status) -> api.Status:
     """Drop the records of pods that no longer exist."""
     present = {p.uid for p in seen.pods}

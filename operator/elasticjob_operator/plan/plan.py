@@ -72,7 +72,8 @@ def plan(seen: Seen, config: Config = Config()) -> Plan:
             generation = status.observed_generation
         elif seen.job.is_corrected:  # it waits to begin anew, and would take the change for one that it knows
             generation = seen.job.status.observed_generation
-        made = replace(made, status=reporting.observe(status, generation))
+        status = reporting.observe(status, generation)
+        made = replace(made, status=accounting.remember_counted(seen.job.status, status))
     return replace(made, directives={**made.directives, **released}) if released else made
 
 
