@@ -121,6 +121,10 @@ def test_a_job_runs_and_grows_in_the_other_cluster_and_its_end_is_copied(
     assert base["status"]["clusterName"] == "there"
     assert len(there.queues.workloads("sent")) == 2, "the base that was sent, and an increment"
     assert here.jobs.pods("sent") == []
+    here.jobs.scale("sent", 4)
+    (told,) = wait_for(lambda: [m for r, m in here.jobs.events("sent") if r == "NotForwarded"], "it is told", GENEROUS)
+    assert "cluster there" in told
+    assert "suspend and resume" in told
     wait_for(lambda: is_true(here.queues.workloads("sent")[0], "PodsReady"), "PodsReady is told here")
     end.touch()
     here.jobs.await_condition("sent", "Complete", GENEROUS)
