@@ -28,7 +28,7 @@ from elasticjob_operator.kube.fair_queue import Slots, Turns
 from elasticjob_operator.kube.reduced_jobs import reduce_item
 from elasticjob_operator.kube.threads import Threads
 from elasticjob_operator.membership import directives
-from elasticjob_operator.model import claims, contests
+from elasticjob_operator.model import claims, contests, sent_jobs
 from elasticjob_operator.model.claims import Judgement, Verdict
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan import beginning
@@ -104,6 +104,7 @@ class _Loop:
     sizes: contests.History = ()  # that spec.replicas has had
     health: health_watch.Memory = field(default_factory=dict)  # what the reports say about the job's rules
     contest_at: float = 0.0  # when writers who fight about them are told again (monotonic)
+    sent: sent_jobs.Sent | None = None  # where its queue has sent it, and with which spec
 
     def watch(self, seen: Seen) -> Seen:
         """With what the reports have said so far about the rules of the job."""
@@ -348,6 +349,7 @@ class Controller:
             unresized=loop.unresized,
             contested_until=contested_until,
         )
+        self._watch_sent(loop, seen)
         made = await self._plan(seen, loop)
         if job.is_short and made.writes(job.status):
             job, version = await self._read_whole(key)
@@ -528,6 +530,12 @@ class Controller:
             loop.contest_at = time.monotonic() + CONTEST_SECONDS
             self._applier.recorder.record(job, [Event("SizeContested", contest.message, warning=True)], now)
         return contest.until
+
+    def _watch_sent(self, loop: _Loop, seen: Seen) -> None:
+        """Who changes a job that runs in another cluster hears that it is not forwarded."""
+        loop.sent, told = sent_jobs.note(loop.sent, seen.job, seen.quota)
+        if told:
+            self._applier.recorder.record(seen.job, [Event("NotForwarded", told, warning=True)], seen.now)
 
     def _find_basis(self, job: Job) -> int:
         """The hash of what a refusal may depend on: if this changes, the next try is made at once.

@@ -50,7 +50,7 @@ def read_dispatch(workloads: Sequence[Workload], queue: str) -> Quota:
         return Quota(False, *_tell_waiting(base), is_sent_on=True)
     cluster_queue = base.grant.cluster_queue if base.grant else ""
     if base.cluster or base.evicted:  # until it has given its quota back, the other cluster says how it ends there
-        return Quota(True, "Admitted", "it runs in another cluster", is_sent_on=True)
+        return Quota(True, "Admitted", "it runs in another cluster", is_sent_on=True, cluster=base.cluster)
     if base.is_admitted:
         remedy = f"give ClusterQueue {cluster_queue} an admission check of MultiKueue, or leave spec.managedBy out"
         return Quota(False, "NotDispatched", f"its queue sends no jobs to other clusters: {remedy}", is_sent_on=True)
