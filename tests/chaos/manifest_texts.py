@@ -403,6 +403,17 @@ TEXTS: Final = (
     Text("small-letters-of-a-field", pod="nodeselector: {gpu: h100}", warned=("spec.template.spec.nodeSelector?",)),
     Text("capabilities-of-the-pod", pod="securityContext: {capabilities: {add: [IPC_LOCK]}}",
          warned=("capabilities belongs to the container",)),
+    Text("affinity-misspelt", pod="""
+        affinity:
+          nodeAffinity:
+            requiredDuringSchedulingRequiredDuringExecution:
+              nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: Exists}]}]""",
+         warned=("nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution?",)),
+    Text("shm-misspelt", "volumeMounts: [{name: dshm, mountPath: /dev/shm}]",
+         "volumes: [{name: dshm, emptyDir: {medium: Memory, sizelimit: 16Gi}}]", warned=("emptyDir.sizeLimit?",)),
+    Text("probe-misspelt", "livenessProbe: {exec: {command: [pgrep, python]}, initialDelay: 600}",
+         warned=("livenessProbe.initialDelaySeconds?",)),
+    Text("capitals", "securityContext: {capabilities: {Add: [IPC_LOCK]}}", warned=("capabilities.add?",)),
     Text("limits-of-the-container", "limits: {nvidia.com/gpu: 1}", warned=("limits belongs to its resources",)),
     Text("selector-of-the-container", "nodeSelector: {gpu: h100}", warned=("nodeSelector belongs to the pod",)),
     Text("short-device", "resources: {limits: {gpu: 1}}", told=("gpu",)),

@@ -10,6 +10,7 @@ from controller.builders import make_spec
 from elasticjob_operator.api import bounds
 from elasticjob_operator.model import misspelt, observe
 
+LONG = "DuringScheduling"
 TRAINER = {"name": "trainer", "image": "torch", "command": ["torchrun", "train.py"]}
 
 
@@ -50,8 +51,34 @@ def find(pod: dict[str, Any] | None = None, trainer: dict[str, Any] | None = Non
         pytest.param({"volumes": [{"name": "a", "emptyDir": {}, "emptydir": {}}]}, {},
                      "did you mean spec.template.spec.volumes[0].emptyDir?", id="a volume with two"),
         pytest.param({"evictionResponders": []}, {"gpuPartition": 1}, "", id="fields of a newer Kubernetes"),
-        pytest.param({"nodeSelector": {"nodeselector": "x"}, "dnsConfig": {"nameserver": []}}, {}, "",
+        pytest.param({"nodeSelector": {"nodeselector": "x"}, "overhead": {"requests": {}}}, {}, "",
                      id="what is not looked at"),
+        pytest.param({"dnsConfig": {"nameserver": []}}, {}, "did you mean spec.template.spec.dnsConfig.nameservers?",
+                     id="of the DNS"),
+        pytest.param({"affinity": {"nodeaffinity": {}}}, {}, "did you mean spec.template.spec.affinity.nodeAffinity?",
+                     id="an affinity"),
+        pytest.param({"affinity": {"nodeAffinity": {"requiredDuringScheduling": {}}}}, {},
+                     "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution?", id="half of a long name"),
+        pytest.param({"affinity": {"podAntiAffinity": {f"required{LONG}Requiredduringexecution": []}}}, {},
+                     "podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution?", id="another long name"),
+        pytest.param({"affinity": {"podAffinity": {f"preferred{LONG}IgnoredDuringExecution": [
+                         {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelselector": {}}}]}}}, {},
+                     "[0].podAffinityTerm.labelSelector?", id="a term"),
+        pytest.param({"affinity": {"nodeAffinity": {f"required{LONG}IgnoredDuringExecution": {"nodeSelectorTerms": [
+                         {"matchExpression": []}]}}}}, {}, "nodeSelectorTerms[0].matchExpressions?", id="of a node"),
+        pytest.param({"topologySpreadConstraints": [{"maxSkew": 1, "labelSelector": {"matchlabels": {}}}]}, {},
+                     "topologySpreadConstraints[0].labelSelector.matchLabels?", id="a selector of labels"),
+        pytest.param({"volumes": [{"name": "shm", "emptyDir": {"sizelimit": "16Gi"}}]}, {},
+                     "did you mean spec.template.spec.volumes[0].emptyDir.sizeLimit?", id="of a folder"),
+        pytest.param({"volumes": [{"name": "a", "configMap": {"configMapName": "x"}}]}, {}, "",
+                     id="the API server asks for the name"),
+        pytest.param({}, {"livenessProbe": {"initialDelay": 60}},
+                     "did you mean spec.template.spec.containers[0].livenessProbe.initialDelaySeconds?", id="a probe"),
+        pytest.param({}, {"lifecycle": {"prestop": {}}}, "containers[0].lifecycle.preStop?", id="a hook"),
+        pytest.param({}, {"securityContext": {"capabilities": {"Add": ["IPC_LOCK"]}}}, "capabilities.add?",
+                     id="capitals"),
+        pytest.param({}, {"env": [{"name": "A", "valueFrom": {"secretKeyref": {}}}]}, "valueFrom.secretKeyRef?",
+                     id="a variable's source"),
     ],
 )  # fmt: skip
 def test_what_is_told(pod: dict[str, Any], trainer: dict[str, Any], told: str) -> None:
