@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+_AFFINITY: Final = "preferredDuringSchedulingIgnoredDuringExecution requiredDuringSchedulingIgnoredDuringExecution"
 # Kind of object → its fields, in Kubernetes 1.36.
 _FIELDS: Final = {
     "template": "apiVersion kind metadata spec",
@@ -40,5 +41,28 @@ _FIELDS: Final = {
     "source": "configMapRef prefix secretRef",
     "toleration": "effect key operator tolerationSeconds value",
     "port": "containerPort hostIP hostPort name protocol",
+    "affinity": "nodeAffinity podAffinity podAntiAffinity",
+    "affinity to nodes": _AFFINITY,
+    "affinity to pods": _AFFINITY,
+    "selector of nodes": "nodeSelectorTerms",
+    "term of nodes": "matchExpressions matchFields",
+    "weight of nodes": "preference weight",
+    "term of pods": "labelSelector matchLabelKeys mismatchLabelKeys namespaceSelector namespaces topologyKey",
+    "weight of pods": "podAffinityTerm weight",
+    "selector of labels": "matchExpressions matchLabels",
+    "spread": (
+        "labelSelector matchLabelKeys maxSkew minDomains nodeAffinityPolicy nodeTaintsPolicy topologyKey "
+        "whenUnsatisfiable"
+    ),
+    "DNS": "nameservers options searches",
+    "probe": (
+        "exec failureThreshold grpc httpGet initialDelaySeconds periodSeconds successThreshold tcpSocket "
+        "terminationGracePeriodSeconds timeoutSeconds"
+    ),
+    "lifecycle": "postStart preStop stopSignal",
+    "hook": "exec httpGet sleep tcpSocket",
+    "capabilities": "add drop",
+    "folder": "medium sizeLimit",
+    "origin": "configMapKeyRef fieldRef fileKeyRef resourceFieldRef secretKeyRef",
 }
 POD_FIELDS: Final[Mapping[str, frozenset[str]]] = {kind: frozenset(names.split()) for kind, names in _FIELDS.items()}

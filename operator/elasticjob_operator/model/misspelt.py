@@ -16,14 +16,19 @@ FIELDS: Final[Mapping[str, frozenset[str]]] = {
     **podfields.POD_FIELDS,
     "job": frozenset(fields.FIELDS),
 }
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # (kind, field) → the kind of what is in it.
 _INNER: Final = {
     ("template", "spec"): "pod",
+    ("pod", "affinity"): "affinity",
     ("pod", "containers"): "container",
+    ("pod", "dnsConfig"): "DNS",
     ("pod", "initContainers"): "container",
     ("pod", "resources"): "resources",
     ("pod", "securityContext"): "securityContext of a pod",
     ("pod", "tolerations"): "toleration",
+    ("pod", "topologySpreadConstraints"): "spread",
     ("pod", "volumes"): "volume",
     ("container", "resources"): "resources",
     ("container", "securityContext"): "securityContext",
@@ -31,6 +36,28 @@ _INNER: Final = {
     ("container", "env"): "variable",
     ("container", "envFrom"): "source",
     ("container", "ports"): "port",
+    ("container", "lifecycle"): "lifecycle",
+    ("container", "livenessProbe"): "probe",
+    ("container", "readinessProbe"): "probe",
+    ("container", "startupProbe"): "probe",
+    ("lifecycle", "postStart"): "hook",
+    ("lifecycle", "preStop"): "hook",
+    ("securityContext", "capabilities"): "capabilities",
+    ("volume", "emptyDir"): "folder",
+    ("variable", "valueFrom"): "origin",
+    ("affinity", "nodeAffinity"): "affinity to nodes",
+    ("affinity", "podAffinity"): "affinity to pods",
+    ("affinity", "podAntiAffinity"): "affinity to pods",
+    ("affinity to nodes", _PREFERRED): "weight of nodes",
+    ("affinity to nodes", _REQUIRED): "selector of nodes",
+    ("affinity to pods", _PREFERRED): "weight of pods",
+    ("affinity to pods", _REQUIRED): "term of pods",
+    ("selector of nodes", "nodeSelectorTerms"): "term of nodes",
+    ("weight of nodes", "preference"): "term of nodes",
+    ("weight of pods", "podAffinityTerm"): "term of pods",
+    ("term of pods", "labelSelector"): "selector of labels",
+    ("term of pods", "namespaceSelector"): "selector of labels",
+    ("spread", "labelSelector"): "selector of labels",
 }
 # Kind → the kinds whose fields are looked for next, and where these are.
 _ELSEWHERE: Final = {
@@ -47,6 +74,7 @@ _ELSEWHERE: Final = {
     "securityContext": (("securityContext of a pod", "the pod: spec.template.spec.securityContext"),),
 }
 _ALIKE: Final = 0.85
+_BEGINS: Final = 10  # letters with which only one field begins
 # To compare a field with all others takes about a millisecond, and who writes thousands has not misspelt them.
 MOST_COMPARED: Final = 16  # unknown fields of a template
 MOST_ITEMS: Final = 256  # of a list: no pod has as many containers
@@ -102,4 +130,8 @@ def _find_alike(name: str, known: frozenset[str]) -> str:
     for field in sorted(known):
         if field.lower() in (folded, f"{folded}s", folded.removesuffix("s")):
             return field
+    if len(folded) >= _BEGINS:
+        begun = [field for field in known if field.lower().startswith(folded)]
+        if len(begun) == 1:
+            return begun[0]
     return next(iter(difflib.get_close_matches(name[:64], sorted(known), 1, _ALIKE)), "")
