@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant("grow while members start", "membership/changes.py", "(MemberHealth.SUSPECT, MemberHealth.STARTING)", "()", MODEL),
     Mutant("no doubt about the silent", "membership/decide.py", "if doubtful and not ended:", "if False:", TABLE, True),
     Mutant("ranks that do not stick", "membership/groups.py", "_lead([*filled, *new], ", "_lead([*new, *filled], ", MODEL),
-    Mutant("who alone has a shard is left out", "membership/joiners.py", "(is_forced or all(holders[part] > 1 for part in mine))",
+    Mutant("who alone has a shard is left out", "membership/groups.py", "(is_forced or all(holders[part] > 1 for part in mine))",
            "True", TABLE, quick=True),
     Mutant("a generation twice", "membership/decide.py", "generation=situation.world.generation + 1",
            "generation=max(1, situation.world.generation)", SIMULATION),

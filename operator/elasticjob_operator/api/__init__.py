@@ -19,7 +19,7 @@ from elasticjob_operator.api.health_rules import (
     digest_patterns,
     list_patterns,
 )
-from elasticjob_operator.api.mesh import Layout, MeshDimension
+from elasticjob_operator.api.mesh import Cut, Layout, MeshDimension
 from elasticjob_operator.api.parsing import InvalidJobError, Problem, find_problems, parse_spec
 from elasticjob_operator.api.past import (
     BestValue,
@@ -116,6 +116,7 @@ __all__ = [
     "CodeStatus",
     "Condition",
     "CostStatus",
+    "Cut",
     "DiagnosisStatus",
     "ElasticPolicy",
     "FailurePolicy",

@@ -40,12 +40,35 @@ class Layout:
         return self.outer * self.inner
 
 
-def find_layout(mesh: Sequence[MeshDimension], nproc: int) -> Layout:
-    """The layout of a mesh with so many ranks in each pod; a copy has one rank for each of the sizes' combinations."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the ranks of a world hold the copies of the model: each copy is `outer` runs of `inner` neighbours."""
+
+    outer: int = 1
+    inner: int = 1
+    nproc: int = 1  # ranks of a pod
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a copy: each rank has one."""
+        return self.outer * self.inner
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(_count_pods(self.parts, self.nproc), self.outer, _count_pods(self.inner, self.nproc))
+
+    def find_parts(self, pod: int, pods: int) -> frozenset[int]:
+        """The parts that the ranks of a pod have, in a world of so many pods that hold whole copies."""
+        each = pods * self.nproc // self.outer
+        ranks = range(pod * self.nproc, (pod + 1) * self.nproc)
+        return frozenset(rank // each * self.inner + rank % each % self.inner for rank in ranks)
+
+
+def find_cut(mesh: Sequence[MeshDimension], nproc: int) -> Cut:
+    """The cut of a mesh with so many ranks in each pod; a copy has one rank for each of the sizes' combinations."""
     at = next(number for number, dimension in enumerate(mesh) if dimension.size is None)
     outer = math.prod(dimension.size or 1 for dimension in mesh[:at])
-    inner = math.prod(dimension.size or 1 for dimension in mesh[at:])
-    return Layout(_count_pods(outer * inner, nproc), outer, _count_pods(inner, nproc))
+    return Cut(outer, math.prod(dimension.size or 1 for dimension in mesh[at:]), nproc)
 
 
 def _count_pods(ranks: int, nproc: int) -> int:

@@ -7,7 +7,8 @@ has become free comes from outside the world, or from a group that is given up. 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import itertools
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -31,6 +32,58 @@ def merge(groups: Sequence[Sequence[_T]], layout: Layout) -> list[_T]:
     """The pods of a world of these groups, in the order of their ranks."""
     starts = range(0, layout.pods, layout.inner)
     return [pod for start in starts for group in groups for pod in group[start : start + layout.inner]]
+
+
+def choose(
+    world: Sequence[str],
+    survivors: Sequence[str],
+    coming: Sequence[str],
+    size: int,
+    layout: Layout,
+    *,
+    places: Mapping[str, Place] | None = None,
+    parts: Mapping[str, Collection[int]] | None = None,
+    replaced: Collection[str] = (),
+) -> list[str]:
+    """The members of the next world, of `size` pods, in the order of their ranks.
+
+    `parts`: of the training state that survivors have in memory, where not each of them has the whole of it.
+    `replaced`: survivors that are to leave. `places`: of nodes.
+    """
+    known = parts or {}
+    mine = {uid: frozenset(known.get(uid, ()) if any(known.values()) else (0,)) for uid in survivors}
+    out = _find_out(world, survivors, coming, size, layout, mine, replaced)
+    return seat(world, [uid for uid in (*survivors, *coming) if uid not in out], layout, places or {})
+
+
+def _find_out(
+    world: Sequence[str],
+    survivors: Sequence[str],
+    coming: Sequence[str],
+    size: int,
+    layout: Layout,
+    parts: Mapping[str, frozenset[int]],
+    replaced: Collection[str],
+) -> set[str]:
+    """Who stays out of the next world, if there are too many.
+
+    Those to be replaced do first, then joiners, then survivors: those of copies that lack some, and always the last
+    ones; but not a survivor that alone has a part of the state in memory, as long as another one can stay out instead.
+    """
+    surplus = len(survivors) + len(coming) - size
+    if surplus <= 0:
+        return set()
+    holders = Counter(itertools.chain.from_iterable(parts.values()))
+    slow = [uid for uid in reversed(survivors) if uid in replaced]
+    best = sort_to_keep(world, frozenset(survivors).difference(slow), size // layout.pods, layout)
+    order = [*slow, *reversed(coming), *reversed(best)]
+    out: set[str] = set()
+    for is_forced, uid in itertools.product((False, True), order):
+        mine = parts.get(uid, frozenset())
+        if len(out) < surplus and uid not in out and (is_forced or all(holders[part] > 1 for part in mine)):
+            out.add(uid)
+            holders.subtract(mine)
+    return out
 
 
 def sort_to_keep(world: Sequence[str], staying: Collection[str], count: int, layout: Layout) -> list[str]:

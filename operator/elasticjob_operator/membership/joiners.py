@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Sequence
 
 from elasticjob_operator.api.wire import AgentPhase
@@ -31,40 +29,17 @@ def choose(situation: Situation, survivors: Sequence[Worker], coming: Sequence[W
     their places in the copies, and joiners fill these.
     """
     candidates = {w.pod.uid: w for w in (*survivors, *coming)}
-    world, places = [m.uid for m in situation.world.members], {uid: w.place for uid, w in candidates.items()}
-    out = _find_out(situation, survivors, coming, size)
-    chosen = [uid for uid in candidates if uid not in out]
-    return [candidates[uid] for uid in groups.seat(world, chosen, situation.layout, places)]
-
-
-def _find_out(situation: Situation, survivors: Sequence[Worker], coming: Sequence[Worker], size: int) -> set[str]:
-    """Who stays out of the next world, if there are too many.
-
-    Those to be replaced do first, then joiners, then survivors: those of copies that lack some, and always the last
-    ones; but not a survivor that alone has a part of the state in memory, as long as another one can stay out instead.
-    """
-    surplus = len(survivors) + len(coming) - size
-    if surplus <= 0:
-        return set()
-    parts = _find_parts(survivors)
-    holders = Counter(itertools.chain.from_iterable(parts.values()))
-    slow = [w.pod.uid for w in reversed(survivors) if w.replaced]
-    healthy, world = frozenset(parts).difference(slow), [m.uid for m in situation.world.members]
-    best = groups.sort_to_keep(world, healthy, size // situation.layout.pods, situation.layout)
-    order = [*slow, *(w.pod.uid for w in reversed(coming)), *reversed(best)]
-    out: set[str] = set()
-    for is_forced, uid in itertools.product((False, True), order):
-        mine = parts.get(uid, frozenset())
-        if len(out) < surplus and uid not in out and (is_forced or all(holders[part] > 1 for part in mine)):
-            out.add(uid)
-            holders.subtract(mine)
-    return out
-
-
-def _find_parts(survivors: Sequence[Worker]) -> dict[str, frozenset[int]]:
-    """The parts of the training state that each of them has in memory, by UID: the whole one, unless it is sharded."""
-    shards = {w.pod.uid: frozenset(w.agent.state.shards if w.agent else ()) for w in survivors}
-    return shards if any(shards.values()) else dict.fromkeys(shards, frozenset((0,)))
+    chosen = groups.choose(
+        [m.uid for m in situation.world.members],
+        [w.pod.uid for w in survivors],
+        [w.pod.uid for w in coming],
+        size,
+        situation.layout,
+        places={uid: w.place for uid, w in candidates.items()},
+        parts={w.pod.uid: w.agent.state.shards for w in survivors if w.agent},
+        replaced=frozenset(w.pod.uid for w in survivors if w.replaced),
+    )
+    return [candidates[uid] for uid in chosen]
 
 
 def is_ready(worker: Worker) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from controller.builders import make_spec
 from elasticjob_operator import api
-from elasticjob_operator.api.mesh import find_layout
+from elasticjob_operator.api.mesh import find_cut
 
 
 def make_mesh(text: str) -> list[api.MeshDimension]:
@@ -34,7 +34,23 @@ def make_mesh(text: str) -> list[api.MeshDimension]:
     ],
 )
 def test_the_pods_of_a_copy(mesh: str, nproc: int, layout: api.Layout) -> None:
-    assert find_layout(make_mesh(mesh), nproc) == layout
+    assert find_cut(make_mesh(mesh), nproc).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("mesh", "nproc", "pods", "parts"),
+    [
+        pytest.param("dp", 2, 2, [{0}, {0}], id="every rank has all"),
+        pytest.param("dp tp=2", 1, 4, [{0}, {1}, {0}, {1}], id="neighbours"),
+        pytest.param("pp=2 dp tp=2", 1, 8, [{0}, {1}, {0}, {1}, {2}, {3}, {2}, {3}], id="stages"),
+        pytest.param("pp=2 dp tp=4", 8, 1, [set(range(8))], id="both stages in one pod"),
+        pytest.param("pp=2 dp tp=4", 8, 2, [set(range(4)), set(range(4, 8))], id="a stage in each"),
+        pytest.param("dp tp=3", 2, 3, [{0, 1}, {2, 0}, {1, 2}], id="two copies in three pods"),
+    ],
+)
+def test_the_parts_that_a_pod_has(mesh: str, nproc: int, pods: int, parts: list[set[int]]) -> None:
+    cut = find_cut(make_mesh(mesh), nproc)
+    assert [cut.find_parts(pod, pods) for pod in range(pods)] == parts
 
 
 GPUS = {"spec": {"containers": [{"name": "t", "image": "a/b:1", "resources": {"limits": {"nvidia.com/gpu": 8}}}]}}

@@ -23,11 +23,8 @@ def without(*lost: int) -> list[str]:
 
 def form(staying: Sequence[str], joining: Sequence[str], size: int, layout: Layout) -> tuple[str, str]:
     """Who is in the next world, by rank, and who waits; no more than that are chosen, of survivors before joiners."""
-    best = groups.sort_to_keep(RANKS, frozenset(staying), size // layout.pods, layout)
-    going_on = frozenset([*best, *joining][:size])
-    chosen = [one for one in (*staying, *joining) if one in going_on]
-    waiting = [one for one in (*staying, *joining) if one not in going_on]
-    return " ".join(groups.seat(RANKS, chosen, layout, {})), " ".join(waiting)
+    members = groups.choose(RANKS, staying, joining, size, layout)
+    return " ".join(members), " ".join(one for one in (*staying, *joining) if one not in members)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +119,8 @@ def test_nobody_changes_its_place_without_need(layout: Layout, data: st.DataObje
     size = (len(staying) + len(joining)) // layout.pods * layout.pods
     best = groups.sort_to_keep(world, frozenset(staying), size // layout.pods, layout)
     assert sorted(best) == sorted(staying)
-    going_on = frozenset([*best, *joining][:size])
-    chosen = [one for one in (*staying, *joining) if one in going_on]
-    members = groups.seat(world, chosen, layout, {})
-    assert sorted(members) == sorted(chosen)
+    members = groups.choose(world, staying, joining, size, layout)
+    assert sorted(members) == sorted([*best, *joining][:size])
     old, new = groups.split(world, layout), groups.split(members, layout)
     assert groups.merge(new, layout) == members
     whole = [group for group in old if set(group) <= set(staying)]
