@@ -1,7 +1,8 @@
 """Random changes of the world over a session whose copies need several ranks: copies × shards, as `--mesh 2x2` says.
 
 The operator's own planner seats the pods: worlds have whole copies, and others wait. Every step must be, bit by bit,
-that of an undisturbed run (`curve`), and what leaves each shard in the memory of somebody costs the broken step only.
+that of an undisturbed run (`curve`), and no loss may cost more than the operator's own account of it says
+(`membership.losses`). Histories of odd seeds keep copies of their shards in other pods, which serve a single copy.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from typing import Any
 from chaos import curve, sessions
 from chaos.sessions import PATIENCE, Event
 from chaos.trials import Report
-from elasticjob_operator.api import Layout
-from elasticjob_operator.membership import groups
+from elasticjob.context import buddies
+from elasticjob_operator.api import Cut
+from elasticjob_operator.membership import groups, losses
+from elasticjob_operator.membership.losses import Keeping, Loss, Source
 from worker.fake_hub import FakeHub, World
 from worker.fake_pods import Pods, Steps
 
 LOST = {"shrink": 1, "kill": 1, "kill-two": 2, "grow-and-kill": 1, "shrink-and-kill": 2}
 KINDS = ("grow", "spare", "crash", *LOST)
+SAVE_EVERY = 10  # as ej_curve does
+COPYING = 6  # steps after which a copy that was begun with a world is there, also on a busy machine
+LATE = 2  # times as many steps: a copy or a file may take longer than one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,8 @@ class Mesh:
         return self.size + self.shards
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.shards, 1, self.shards)
+    def cut(self) -> Cut:
+        return Cut(1, self.shards)
 
     @property
     def model(self) -> str:
@@ -63,13 +69,24 @@ def read_mesh(text: str) -> Mesh:
     return Mesh(*sizes)
 
 
-def seat(mesh: Mesh, world: Sequence[str], ready: Sequence[str]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From one generation to another, and the steps that may be made again."""
+
+    before: int
+    after: int
+    source: Source = Source.RANKS
+    steps: int = 0
+
+
+def seat(
+    mesh: Mesh, world: Sequence[str], ready: Sequence[str], parts: Mapping[str, Collection[int]] | None = None
+) -> list[str]:
     """Who is in the next world, by rank. Pure."""
-    size = len(ready) // mesh.shards * mesh.shards
-    known = frozenset(world)
-    best = groups.sort_to_keep(world, known & set(ready), size // mesh.shards, mesh.layout)
-    going_on = frozenset([*best, *(one for one in ready if one not in known)][:size])
-    return groups.seat(world, [one for one in ready if one in going_on], mesh.layout, {})
+    survivors = [one for one in world if one in ready]
+    coming = [one for one in ready if one not in world]
+    size = len(ready) // mesh.cut.layout.step * mesh.cut.layout.step
+    return groups.choose(world, survivors, coming, size, mesh.cut.layout, parts=parts)
 
 
 def count_new(kind: str, living: int, mesh: Mesh) -> int:
@@ -94,37 +111,78 @@ def make_schedule(seed: int, length: int, mesh: Mesh) -> list[Event]:
     return events
 
 
-def keeps_all(mesh: Mesh, members: int, lost: Collection[int]) -> bool:
-    """Whether each shard is in the memory of a rank that is not lost. Pure."""
-    return {rank % mesh.shards for rank in range(members) if rank not in lost} == set(range(mesh.shards))
+def foresee(mesh: Mesh, event: Event, world: Sequence[str], ready: Sequence[str], copy_every: int) -> Loss:
+    """What an event costs that is no announced change. Pure."""
+    ranks = event.ranks if "two" in event.kind else event.ranks[:1]
+    pods = [world[rank] for rank in ranks]
+    keeping = Keeping(
+        stays=True,
+        copy_every=copy_every,
+        save_every=SAVE_EVERY,
+        keepers=buddies.find_keepers(range(len(world)), 1),
+    )
+    lost, emptied = ([], pods) if event.kind == "crash" else (pods, [])
+    return losses.foresee(world, lost, ready, cut=mesh.cut, keeping=keeping, emptied=emptied)
 
 
-def check_costs(lines: Sequence[Mapping[str, Any]], changes: Sequence[tuple[int, int]]) -> list[str]:
-    """The changes, from one generation to another, that cost more than the broken step. Pure."""
+def check_costs(lines: Sequence[Mapping[str, Any]], changes: Sequence[Change]) -> list[str]:
+    """The changes that cost more than they may. Pure."""
     wrong = []
-    for before, after in changes:
+    for change in changes:
         # An earlier generation may have got further.
-        made = max(line["step"] for line in lines if line["generation"] == before)
-        first = min((line["step"] for line in lines if before < line["generation"] <= after), default=made)
-        if first < made:
-            wrong.append(f"generation {after} goes back from step {made} to {first}, though every shard was left")
+        made = max(line["step"] for line in lines if line["generation"] == change.before)
+        later = [line["step"] for line in lines if change.before < line["generation"] <= change.after]
+        first = min(later, default=made)
+        if first < made - change.steps:
+            where = f"generation {change.after} goes back from step {made} to {first}"
+            wrong.append(
+                f"{where}, though the state comes from {change.source}, of at most {change.steps} steps before"
+            )
     return wrong
+
+
+def check_groups(mesh: Mesh, before: Sequence[str], after: Sequence[str], loss: Loss) -> list[str]:
+    """The copies that a loss should have left as they were, and has not. Pure."""
+    old, new = groups.split(before, mesh.cut.layout), groups.split(after, mesh.cut.layout)
+    return [f"the pods of copy {at} are no copy after {loss}: {after}" for at in loss.whole if old[at] not in new]
 
 
 class Stage(sessions.Stage):
     """Executes a schedule; the pods that have no place in a copy wait."""
 
-    def __init__(self, mesh: Mesh, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str]) -> None:
+    def __init__(
+        self, mesh: Mesh, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str], copy_every: int = 0
+    ) -> None:
         super().__init__(hub, pods, steps, command)
-        self.mesh = mesh
-        self.cheap: list[tuple[int, int]] = []  # changes that cost nothing but the broken step
-        hub.seat = lambda world, ready: seat(mesh, world, ready)
+        self.mesh, self.copy_every = mesh, copy_every
+        self.changes: list[Change] = []
+        self.wrong: list[str] = []
+        hub.seat = lambda world, ready: seat(mesh, world, ready, self._find_parts())
 
     @property
     def world_size(self) -> int:
         return len(self.members) // self.mesh.shards * self.mesh.shards
 
+    def _find_parts(self) -> dict[str, Collection[int]]:
+        return {agent.uid: agent.state.get("shards", ()) for agent in list(self.hub.agents.values())}
+
+    def await_copies(self, world: World) -> None:
+        """Until the first copy of a world is there, a second loss may find each shard in one pod only."""
+
+        def are_there(lines: Sequence[Mapping[str, Any]]) -> bool:
+            made: list[int] = [line["step"] for line in lines if line["generation"] == world.generation]
+            return max(made) - min(made) >= COPYING
+
+        self.steps.wait(are_there, PATIENCE)
+
     def act(self, event: Event, world: World) -> World:
+        if self.copy_every:
+            self.await_copies(world)
+        living = [self.hub.agents[pod] for pod in self.members if pod in self.hub.agents]
+        others = [agent.uid for agent in living if agent.uid not in world.agents]
+        loss = None
+        if event.kind == "crash" or event.kind.startswith("kill"):
+            loss = foresee(self.mesh, event, world.agents, others, self.copy_every)
         ranks = event.ranks if "two" in event.kind else event.ranks[:1]
         lost = [world.pods[rank] for rank in ranks] if "kill" in event.kind else []
         leaving = world.pods[event.ranks[1]]
@@ -147,9 +205,11 @@ class Stage(sessions.Stage):
             self.hub.wait_for(lambda: newest in self.hub.agents, PATIENCE, "the spare")
             return world
         found = self.await_world(self.world_size, world.generation)
-        gone = ranks if lost or event.kind == "crash" else ()
-        if keeps_all(self.mesh, len(world.pods), gone) and not event.kind.endswith("-and-kill"):
-            self.cheap.append((world.generation, found.generation))
+        if loss is not None:
+            self.changes.append(Change(world.generation, found.generation, loss.source, LATE * (loss.steps or 0)))
+            self.wrong += check_groups(self.mesh, world.agents, found.agents, loss)
+        elif not event.kind.endswith("-and-kill"):
+            self.changes.append(Change(world.generation, found.generation))
         return found
 
 
@@ -158,13 +218,14 @@ def run_trial(
 ) -> tuple[int, list[str]]:
     """The number of changes, and the violations. The history goes on until it has at least this number of steps."""
     done: list[str] = []
+    copy_every = seed % 2 if mesh.model == "fsdp" else 0
     out, folder = Steps(directory / f"mesh-{seed}"), directory / f"mesh-pods-{seed}"
     folder.mkdir()
-    arguments = ["--model", mesh.model, "--shards", str(mesh.shards), "--out", str(out.folder)]
-    arguments += ["--checkpoints", str(folder / "checkpoints"), "--step-seconds", "0.01"]
+    arguments = ["--model", mesh.model, "--shards", str(mesh.shards), "--copy-every", str(copy_every)]
+    arguments += ["--out", str(out.folder), "--checkpoints", str(folder / "checkpoints"), "--step-seconds", "0.01"]
     try:
         with FakeHub(size=mesh.size) as hub, Pods(folder, hub.url) as pods:
-            stage = Stage(mesh, hub, pods, out, (str(curve.PROGRAM), *arguments))
+            stage = Stage(mesh, hub, pods, out, (str(curve.PROGRAM), *arguments), copy_every)
             world = stage.begin(mesh.size)
             for event in make_schedule(seed, length, mesh):
                 done.append(str(event))
@@ -175,7 +236,7 @@ def run_trial(
         return len(done), [f"seed {seed}, {mesh}, after {done}: {traceback.format_exc()}\n{logs}"]
     lines = out.read()
     right = references.find(mesh.model, max(line["step"] for line in lines) + 1)
-    wrong = [*curve.check(lines, right), *check_costs(lines, stage.cheap)]
+    wrong = [*curve.check(lines, right), *check_costs(lines, stage.changes), *stage.wrong]
     return len(done), [f"seed {seed}, {mesh}, {done}: {one}" for one in wrong[:5]]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from chaos import curve, meshes
-from chaos.meshes import Mesh
-from chaos.sessions import PLAIN, SHARDED, Program, check, make_schedule, run_trial
+from chaos.meshes import Change, Mesh
+from chaos.sessions import PLAIN, SHARDED, Event, Program, check, make_schedule, run_trial
 from elasticjob.torchcompat import sharding
+from elasticjob_operator.membership.losses import Source
 from torch_features import needs_fsdp_on_cpu
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -83,15 +84,34 @@ def test_the_schedules_of_a_mesh_have_every_event(mesh: Mesh) -> None:
 def test_a_history_is_told_where_it_goes_back_without_need() -> None:
     made = ((1, 7), (1, 8), (2, 8), (3, 5), (4, 6))
     lines = [{"generation": generation, "step": step} for generation, step in made]
-    assert meshes.check_costs(lines, [(1, 2), (3, 4)]) == []
-    assert meshes.check_costs(lines, [(2, 3)]) == [
-        "generation 3 goes back from step 8 to 5, though every shard was left"
+    assert meshes.check_costs(lines, [Change(1, 2), Change(3, 4), Change(2, 3, Source.COPIES, 3)]) == []
+    assert meshes.check_costs(lines, [Change(2, 3), Change(2, 3, Source.COPIES, 2)]) == [
+        f"generation 3 goes back from step 8 to 5, though the state comes from {what} steps before"
+        for what in ("ranks, of at most 0", "copies, of at most 2")
     ]
 
 
-@pytest.mark.parametrize(("lost", "expected"), [((0,), True), ((0, 1), True), ((0, 3), True), ((1, 3), False)])
-def test_shards_that_are_left(lost: tuple[int, ...], expected: bool) -> None:
-    assert meshes.keeps_all(Mesh(2, 2), 4, lost) is expected
+@pytest.mark.parametrize(
+    ("event", "world", "copy_every", "expected"),
+    [
+        (Event("kill", (0, 1)), "abcd", 0, (Source.RANKS, 0)),
+        (Event("kill-two", (0, 1)), "abcd", 0, (Source.RANKS, 0)),
+        (Event("kill-two", (1, 3)), "abcd", 1, (Source.FILE, 10)),
+        (Event("crash", (1, 3)), "abcd", 0, (Source.RANKS, 0)),
+        (Event("kill", (1, 0)), "ab", 0, (Source.FILE, 10)),
+        (Event("crash", (1, 0)), "ab", 1, (Source.COPIES, 2)),
+    ],
+)
+def test_what_an_event_may_cost(event: Event, world: str, copy_every: int, expected: tuple[Source, int]) -> None:
+    loss = meshes.foresee(Mesh(2, 2), event, world, (), copy_every)
+    assert (loss.source, loss.steps) == expected
+
+
+def test_a_history_is_told_where_a_loss_tears_a_copy() -> None:
+    loss = meshes.foresee(Mesh(3, 2), Event("kill", (1, 0)), "abcdef", (), 0)
+    assert not meshes.check_groups(Mesh(3, 2), [*"abcdef"], [*"cdef"], loss)
+    (wrong,) = meshes.check_groups(Mesh(3, 2), [*"abcdef"], [*"cdaf"], loss)
+    assert wrong.startswith("the pods of copy 2 are no copy")
 
 
 @pytest.mark.parametrize(

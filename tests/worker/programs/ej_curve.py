@@ -195,7 +195,7 @@ def train_session(args: argparse.Namespace, data: Any, log: Log) -> None:
         if here.committed < 0:  # nobody in this world has a state
             here.committed = checkpoint.restore() - 1
 
-    more: dict[str, Any] = {"build": build, "shards": args.shards}
+    more: dict[str, Any] = {"build": build, "shards": args.shards, "copy_every": args.copy_every}
     extras: Extras | None = None
     if args.model != "fsdp":
         model, optimizer = make_model(args.model)
@@ -270,6 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=("cnn", "transformer", "fsdp"), default="cnn")
     parser.add_argument("--shards", type=int, default=2, help="of fsdp: ranks that share a copy")
+    parser.add_argument("--copy-every", type=int, default=0, help="of fsdp: steps, in the memory of other pods")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1_000_000)
