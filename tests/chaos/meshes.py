@@ -1,5 +1,7 @@
 """Random changes of the world over a session whose copies need several ranks: copies × shards, as `--mesh 2x2` says.
 
+With `--mesh 1x2x2` it is copies × pods of a copy × ranks of a pod, and all but the copies are shards.
+
 The operator's own planner seats the pods: worlds have whole copies, and others wait. Every step must be, bit by bit,
 that of an undisturbed run (`curve`), and no loss may cost more than the operator's own account of it says
 (`membership.losses`). Histories of odd seeds keep copies of their shards in other pods, which serve a single copy.
@@ -20,7 +22,8 @@ from chaos import curve, sessions
 from chaos.sessions import PATIENCE, Event
 from chaos.trials import Report
 from elasticjob.context import buddies
-from elasticjob_operator.api import Cut
+from elasticjob_operator.api import MeshDimension
+from elasticjob_operator.api.mesh import Cut, find_cut
 from elasticjob_operator.membership import groups, losses
 from elasticjob_operator.membership.losses import Keeping, Loss, Source
 from worker.fake_hub import FakeHub, World
@@ -28,7 +31,7 @@ from worker.fake_pods import Pods, Steps
 
 LOST = {"shrink": 1, "kill": 1, "kill-two": 2, "grow-and-kill": 1, "shrink-and-kill": 2}
 KINDS = ("grow", "spare", "crash", *LOST)
-SAVE_EVERY = 10  # as ej_curve does
+SAVE_EVERY, MOST_RANKS = 10, 8  # as ej_curve saves, and has virtual ranks
 COPYING = 6  # steps after which a copy that was begun with a world is there, also on a busy machine
 LATE = 2  # times as many steps: a copy or a file may take longer than one step
 
@@ -38,19 +41,27 @@ class Mesh:
     """The mesh with which a history begins. Its first dimension grows and shrinks."""
 
     copies: int
-    shards: int
+    pods: int  # of a copy
+    nproc: int = 1  # ranks of a pod
+
+    @property
+    def shards(self) -> int:
+        return self.pods * self.nproc
 
     @property
     def size(self) -> int:
-        return self.copies * self.shards
+        """In pods, as the next."""
+        return self.copies * self.pods
 
     @property
     def largest(self) -> int:
-        return self.size + self.shards
+        return max(self.size, min(self.size + self.pods, MOST_RANKS // self.nproc))
 
     @property
     def cut(self) -> Cut:
-        return Cut(1, self.shards)
+        """As of `elasticPolicy.mesh`."""
+        sizes = {"copy": None, "pod": self.pods, "rank": self.nproc}
+        return find_cut([MeshDimension(name=name, size=size) for name, size in sizes.items()], self.nproc)
 
     @property
     def model(self) -> str:
@@ -58,14 +69,15 @@ class Mesh:
         return "fsdp" if self.shards > 1 else "transformer"
 
     def __str__(self) -> str:
-        return f"{self.copies}x{self.shards}"
+        return f"{self.copies}x{self.pods}" + (f"x{self.nproc}" if self.nproc > 1 else "")
 
 
 def read_mesh(text: str) -> Mesh:
     """From an option of the command line, as "2x2"."""
     sizes = [int(word) if word.isdecimal() else 0 for word in text.split("x")]
-    if len(sizes) != 2 or not all(sizes):
-        raise argparse.ArgumentTypeError(f"{text!r}: COPIESxSHARDS, such as 2x2; a session has no other dimensions")
+    if len(sizes) not in (2, 3) or not all(sizes):
+        what = "COPIESxSHARDS, such as 2x2, or COPIESxPODSxRANKS, such as 1x2x2; a session has no other dimensions"
+        raise argparse.ArgumentTypeError(f"{text!r}: {what}")
     return Mesh(*sizes)
 
 
@@ -91,7 +103,7 @@ def seat(
 
 def count_new(kind: str, living: int, mesh: Mesh) -> int:
     """The pods that this event starts: for a growth as many as the next copy lacks. Pure."""
-    return 1 if kind == "spare" else mesh.shards - living % mesh.shards if kind.startswith("grow") else 0
+    return 1 if kind == "spare" else mesh.pods - living % mesh.pods if kind.startswith("grow") else 0
 
 
 def make_schedule(seed: int, length: int, mesh: Mesh) -> list[Event]:
@@ -100,9 +112,9 @@ def make_schedule(seed: int, length: int, mesh: Mesh) -> list[Event]:
     events: list[Event] = []
     while len(events) < length:
         kind = chance.choice(KINDS)
-        most, members = living + count_new(kind, living, mesh), living // mesh.shards * mesh.shards
+        most, members = living + count_new(kind, living, mesh), living // mesh.pods * mesh.pods
         after = most - LOST.get(kind, 0)
-        if most > mesh.largest or after < mesh.shards or (kind in LOST and members < 2):
+        if most > mesh.largest or after < mesh.pods or (kind in LOST and members < 2):
             continue
         first = 0 if chance.random() < 0.5 else chance.randrange(members)
         second = first + chance.randrange(1, max(2, members))
@@ -153,7 +165,7 @@ class Stage(sessions.Stage):
     def __init__(
         self, mesh: Mesh, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str], copy_every: int = 0
     ) -> None:
-        super().__init__(hub, pods, steps, command)
+        super().__init__(hub, pods, steps, command, nproc=mesh.nproc)
         self.mesh, self.copy_every = mesh, copy_every
         self.changes: list[Change] = []
         self.wrong: list[str] = []
@@ -161,7 +173,7 @@ class Stage(sessions.Stage):
 
     @property
     def world_size(self) -> int:
-        return len(self.members) // self.mesh.shards * self.mesh.shards
+        return len(self.members) // self.mesh.pods * self.mesh.pods
 
     def _find_parts(self) -> dict[str, Collection[int]]:
         return {agent.uid: agent.state.get("shards", ()) for agent in list(self.hub.agents.values())}
@@ -196,7 +208,7 @@ class Stage(sessions.Stage):
             self.hub.wait_for(lambda: len(self.hub.regroups) > regroups, PATIENCE, "a regroup")
             time.sleep(event.delay)  # any moment of the regroup will do
         if event.kind == "crash":
-            self.crash(world, world.pods[event.ranks[0]])
+            self.crash(world, world.pods[event.ranks[0]], event.ranks[1] % self.mesh.nproc)
         for pod in lost:
             self.kill(pod)
             del self.members[pod]

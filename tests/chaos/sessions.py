@@ -106,17 +106,24 @@ class Stage:
     """Executes a schedule."""
 
     def __init__(
-        self, hub: FakeHub, pods: Pods, steps: Steps, command: Sequence[str], launcher: str = PLAIN.launcher
+        self,
+        hub: FakeHub,
+        pods: Pods,
+        steps: Steps,
+        command: Sequence[str],
+        launcher: str = PLAIN.launcher,
+        nproc: int = 1,
     ) -> None:
         """`command` is the program and its arguments; its processes write their steps below `steps.folder`."""
         self.hub, self.pods, self.steps = hub, pods, steps
-        self.command, self.launcher = command, launcher
+        self.command, self.launcher, self.nproc = command, launcher, nproc
         self.members: dict[str, Pod] = {}
         self.names = (f"pod-{i}" for i in itertools.count())
 
     def start_pod(self) -> None:
         name = next(self.names)
-        self.members[name] = self.pods.start(name, *self.command, launcher=self.launcher)
+        env: dict[str, str | None] = {"PET_NPROC_PER_NODE": str(self.nproc)}
+        self.members[name] = self.pods.start(name, *self.command, launcher=self.launcher, env=env)
 
     def begin(self, size: int) -> World:
         self.hub.set_size(size)
@@ -138,7 +145,7 @@ class Stage:
         """False where the world ended before every rank had made a step."""
         while time.monotonic() < deadline:
             made = {line["rank"] for line in self.steps.read() if line["generation"] == world.generation}
-            if len(made) == len(world.pods):
+            if len(made) == len(world.pods) * self.nproc:
                 return True
             if self.hub.world is not world or world.over:
                 return False
@@ -173,12 +180,12 @@ class Stage:
             size -= 1
         return self.await_world(size, world.generation)
 
-    def crash(self, world: World, pod: str) -> None:
+    def crash(self, world: World, pod: str, local_rank: int = 0) -> None:
         """Only the worker dies: its pod and its agent stay."""
-        self.members[pod].signal_worker(self.worker_of(world, pod), signal.SIGKILL)
+        self.members[pod].signal_worker(self.worker_of(world, pod, local_rank), signal.SIGKILL)
 
-    def worker_of(self, world: World, pod: str) -> int:
-        rank = world.pods.index(pod)
+    def worker_of(self, world: World, pod: str, local_rank: int = 0) -> int:
+        rank = world.pods.index(pod) * self.nproc + local_rank
         return next(
             int(line["pid"])
             for line in self.steps.read()

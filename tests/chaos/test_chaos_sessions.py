@@ -58,7 +58,7 @@ def test_the_checker_sees(more: list[dict[str, Any]], problem: str | None) -> No
 
 
 @pytest.mark.skipif(not sharding.has_custom_reduce(), reason="this torch's FSDP2 has no set_custom_reduce_scatter")
-@pytest.mark.parametrize(("mesh", "seed"), [(Mesh(2, 2), 4)])
+@pytest.mark.parametrize(("mesh", "seed"), [(Mesh(2, 2), 4), pytest.param(Mesh(1, 2, 2), 1, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("backend")
 def test_any_schedule_of_a_mesh_gives_the_same_curve(mesh: Mesh, seed: int, tmp_path: Path) -> None:
     faults, wrong = meshes.run_trial(seed, 4, 20, mesh, curve.References(tmp_path), tmp_path)
@@ -66,7 +66,7 @@ def test_any_schedule_of_a_mesh_gives_the_same_curve(mesh: Mesh, seed: int, tmp_
     assert faults == 4
 
 
-@pytest.mark.parametrize("mesh", [Mesh(2, 2), Mesh(2, 1), Mesh(1, 2), Mesh(3, 2)])
+@pytest.mark.parametrize("mesh", [Mesh(2, 2), Mesh(2, 1), Mesh(1, 2), Mesh(3, 2), Mesh(1, 2, 2), Mesh(2, 1, 2)])
 def test_the_schedules_of_a_mesh_have_every_event(mesh: Mesh) -> None:
     events = {event.kind for seed in range(20) for event in meshes.make_schedule(seed, 8, mesh)}
     assert events == set(meshes.KINDS)
@@ -74,11 +74,11 @@ def test_the_schedules_of_a_mesh_have_every_event(mesh: Mesh) -> None:
     for seed in range(20):
         living = mesh.size
         for event in meshes.make_schedule(seed, 8, mesh):
-            assert max(event.ranks) < living // mesh.shards * mesh.shards, "members are lost, and not those who wait"
+            assert max(event.ranks) < living // mesh.pods * mesh.pods, "members are lost, and not those who wait"
             living += meshes.count_new(event.kind, living, mesh)
             assert living <= mesh.largest
             living -= meshes.LOST.get(event.kind, 0)
-            assert living >= mesh.shards
+            assert living >= mesh.pods
 
 
 def test_a_history_is_told_where_it_goes_back_without_need() -> None:
@@ -124,6 +124,15 @@ def test_the_planner_seats_the_pods_of_a_mesh(ready: str, expected: str) -> None
 
 def test_a_mesh_is_copies_by_shards() -> None:
     assert meshes.read_mesh("3x2") == Mesh(3, 2)
-    for text in ("2", "2x", "0x2", "1x2x2", "axb"):
+    assert meshes.read_mesh("1x2x2") == Mesh(1, 2, 2)
+    for text in ("2", "2x", "0x2", "1x2x2x2", "axb"):
         with pytest.raises(ArgumentTypeError, match="COPIESxSHARDS"):
             meshes.read_mesh(text)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shards", "size", "pods"), [(Mesh(2, 2), 2, 4, 2), (Mesh(1, 2, 2), 4, 2, 2), (Mesh(2, 1, 2), 2, 2, 1)]
+)
+def test_the_pods_and_the_shards_of_a_mesh(mesh: Mesh, shards: int, size: int, pods: int) -> None:
+    assert (mesh.shards, mesh.size, mesh.cut.layout.pods) == (shards, size, pods)
+    assert mesh.largest * mesh.nproc <= 8, "as many as there are virtual ranks"
