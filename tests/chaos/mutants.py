@@ -548,8 +548,10 @@ MUTANTS = (
            CONNECTING, package=RUNTIME),
     Mutant("what torch's client waits for is not ended", "protocol/connecting.py", "            sockets.shut_down_to(", "            _ = (",
            CONNECTING, package=RUNTIME),
-    Mutant("no last step, and it is waited for", "agent/stages.py", " and not any(one.error for one in state.idle)", "", AGENT,
+    Mutant("no last step, and it is waited for", "agent/stages.py", " or any(one.error for one in state.idle)", "", AGENT,
            package=RUNTIME),
+    Mutant("a new session that fails is replaced for ever", "agent/rules.py", " and not state.replaced & frozenset(pids)", "",
+           AGENT, package=RUNTIME),
     Mutant("code of ours is interrupted", "sessions/interrupt.py", " and not _is_own(frame)", "", INTERRUPT, package=RUNTIME),
     # Checkpoints that peers hold.
     Mutant("an older report confirms a record", "peers/lead.py", "if rank not in self._left) < self.round", "if rank not in self._left) < 0", PEERS,

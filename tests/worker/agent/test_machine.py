@@ -385,6 +385,50 @@ def test_a_session_that_is_blocked_in_a_lost_world_is_killed_at_once() -> None:
     assert play(announced, events.Blocked(True), now=NOW + 4)[1] == [], "others may still arrive"
 
 
+LOST = wire.Failure(3, 1, 1, signal="SIGKILL")
+
+
+def test_one_session_is_replaced_and_the_others_keep_their_memory() -> None:
+    running = make_state(Stage.RUNNING, sessions=True, nproc=3)
+    state, done = play(running, events.Replaced(frozenset({2}), frozenset({4}), LOST), events.Gone(2))
+    assert kinds(done) == [wire.STOPPING, "CloseStores", "AskPause"]
+    assert state.published.failure == LOST
+    assert done[-1] == events.AskPause(3, announced=False), "nobody ends a last step with it"
+    state, done = play(state, events.Idle(1, "closed"), hub_changed(regroup()))
+    assert done == []
+    state, done = play(state, events.Idle(3, "closed"))
+    assert kinds(done) == [wire.STARTING], "the others wait for the new one, which may take as long as any to start"
+    assert state.published.failure == LOST
+    state, done = play(state, events.Idle(4), events.Listening(STORE), hub_changed(world(4)), events.Entered(4))
+    assert kinds(done) == ["CloseStores", "OpenStore", wire.READY, "Enter", wire.RUNNING, "Begin"]
+    assert state.replaced == frozenset()
+
+
+def test_a_session_is_not_counted_twice_if_it_fails_after_it_has_left_the_world() -> None:
+    running = make_state(Stage.RUNNING, sessions=True, nproc=2)
+    state, _ = play(running, hub_changed(regroup()), events.Idle(1))
+    state, done = play(state, events.Replaced(frozenset({1}), frozenset({3}), LOST))
+    assert (state.stage, kinds(done)) == (Stage.PAUSING, []), "the other one is still in the world"
+    assert play(state, events.Idle(2))[0].stage is Stage.LAUNCHED
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        pytest.param(make_state(Stage.RUNNING, sessions=True), True, id="a session"),
+        pytest.param(make_state(Stage.PAUSING, sessions=True), True, id="that leaves its world"),
+        pytest.param(make_state(Stage.READY, sessions=True), True, id="that waits for one"),
+        pytest.param(make_state(Stage.RUNNING), False, id="a script without one"),
+        pytest.param(make_state(Stage.LAUNCHED, sessions=True, launched=True), False, id="that has never come so far"),
+        pytest.param(make_state(Stage.PAUSING, sessions=True, replaced=frozenset({7})), False, id="a new one"),
+        pytest.param(make_state(Stage.SAVING, sessions=True), False, id="that is to end"),
+        pytest.param(make_state(Stage.RUNNING, sessions=True, leave_at=NOW), False, id="whose pod is to end"),
+    ],
+)
+def test_what_can_be_replaced(state: State, expected: bool) -> None:
+    assert rules.may_replace(state, {7}) is expected
+
+
 def test_what_broke_the_world_is_told_where_the_hub_did_not_order_it() -> None:
     running = make_state(Stage.RUNNING, sessions=True)
     state, _ = play(running, events.Idle(1, "connection closed"), events.Listening(STORE))

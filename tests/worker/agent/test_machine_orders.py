@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from elasticjob.agent import events, machine
+from elasticjob.agent import events, machine, rules
 from elasticjob.agent.events import Action, Event, HubView
 from elasticjob.agent.state import Stage, State
 from elasticjob.protocol import wire
@@ -74,6 +74,10 @@ def happenings(around: Around, sessions: bool) -> Iterator[tuple[Event, Around]]
     if state.keeps_memory:
         yield events.Idle(1), out  # the session left its world
         yield events.Gone(1), out
+        if rules.may_replace(state, {1}):
+            yield events.Replaced(frozenset({1}), frozenset({2})), out
+        if state.replaced:
+            yield events.Idle(2), out
         if around.running == 0 or state.stage is Stage.LAUNCHED:
             yield events.Wanted(), out
     elif state.stage in (Stage.RUNNING, Stage.ENDING):

@@ -196,6 +196,15 @@ class Gone(Event):
 
 
 @dataclass(frozen=True)
+class Replaced(Event):
+    """The workers `lost` (pids) have failed, and `pids` were started in their places; the others keep their memory."""
+
+    lost: frozenset[int]
+    pids: frozenset[int]
+    found: wire.Failure | None = None
+
+
+@dataclass(frozen=True)
 class Finished(Event):
     """All workers exited with code 0."""
 

@@ -128,6 +128,35 @@ class Executor:
         self.post(events.Parked(self._find_failure()))
         return self.wait(lambda state: state.stage is Stage.STOPPED)
 
+    def replace_failed(self, restart: Callable[[int], int | None]) -> bool:
+        """Whether all is well with the workers, or is again: of sessions, those that have failed were started again.
+
+        False: torch has to look itself. `restart` starts the worker of a local rank, and returns its pid if it could.
+        """
+        state = self.state
+        if not state.keeps_memory or self.agent is None:
+            return False
+        failed, staying = torch_agent.sort_workers(self.agent, self.workers.killed)
+        if not staying:
+            return False
+        if not failed or rules.is_between(state):
+            return True
+        if not rules.may_replace(state, failed.values()):
+            return False
+        found = self._find_failure()
+        for pid in failed.values():
+            torch_agent.end_session(pid)
+        pids = [restart(local_rank) for local_rank in failed]
+        if None in pids:
+            return False
+        for local_rank in failed:
+            text = "Worker %d has failed and is started again; the sessions of the other %d keep their memory."
+            logger.warning(text, local_rank, len(staying))
+        new = frozenset(pid for pid in pids if pid is not None)
+        self.post(events.Replaced(frozenset(failed.values()), new, found))
+        self.wait(lambda state: new <= state.replaced, 5.0)
+        return True
+
     def rest(self, seconds: float) -> None:
         """Wait until torch's loop has something to do: workers to stop, or one that has ended; at most `seconds`."""
         self.wait(lambda state: rules.holds_torch(state) or self._ended > self._noticed, seconds)

@@ -140,6 +140,8 @@ class ElasticJobRendezvous(RendezvousHandler):
     def _find_agent(self) -> None:
         agent = elastic_agent.find_agent()
         if agent is not None:
+            if self.executor.agent is not agent:
+                elastic_agent.replace_look(agent, lambda: self.executor.replace_failed(self._restart))
             self.executor.agent = agent
             elastic_agent.replace_sleep(self.executor.rest)
             self.executor.workers.find_workers = lambda: elastic_agent.find_pids(agent)
@@ -210,10 +212,32 @@ class ElasticJobRendezvous(RendezvousHandler):
         """Let torch start the workers without a world; the executor sends them worlds later."""
         self._set_restarts(0)
         self._enter_code(code)
-        os.environ[env.GENERATION] = os.environ[env.REPEATS] = "0"  # the workers inherit them
-        os.environ[env.RESTORE_BEFORE] = ""
+        self._enter_no_world()
         store = PodStore(self.executor.state.published.nproc, self.executor.finish, lambda: False)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.executor.settings.pod_ip, env.NO_PORT))
+
+    def _enter_no_world(self) -> None:
+        os.environ[env.GENERATION] = os.environ[env.REPEATS] = "0"  # the workers inherit them
+        os.environ[env.RESTORE_BEFORE] = ""
+
+    def _restart(self, local_rank: int) -> int | None:
+        """Start one session again, without a world; the others of this pod stay."""
+        if self.executor.agent is None:
+            return None
+        self._enter_no_world()
+        return elastic_agent.restart_one(
+            self.executor.agent,
+            local_rank,
+            {
+                **dict.fromkeys(("RANK", "ROLE_RANK"), str(local_rank)),
+                **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(self.executor.state.published.nproc)),
+                "GROUP_RANK": "0",
+                "GROUP_WORLD_SIZE": "1",
+                "MASTER_ADDR": self.executor.settings.pod_ip,
+                "MASTER_PORT": str(env.NO_PORT),
+                "TORCHELASTIC_RESTART_COUNT": "0",
+            },
+        )
 
     def _enter_code(self, code: wire.Code | None) -> None:
         """Start workers with this code from now on."""

@@ -98,7 +98,7 @@ def _wanted(state: State, event: events.Wanted, now: float) -> Result:
     failure = rules.find_why(state, event.found, now)
     if not state.keeps_memory:
         return stages.prepare(state, failure, now)
-    state = replace(state, idle=())
+    state = replace(state, idle=(), replaced=frozenset())
     if state.proven and not (state.launched and event.found is not None):
         state = replace(state, failure=failure, launched=True, code=code)
         state, published = stages.publish(state, phase=wire.STARTING, failure=failure)
@@ -128,7 +128,7 @@ def _entered(state: State, event: events.Entered, now: float) -> Result:
     if world is None:
         return state, ()
     state = replace(state, stage=Stage.RUNNING, ran=True, parked=False, until=None, granted=0.0, deadline=None, idle=())
-    state = replace(state, evidence=None, failure=None, waiting=frozenset(), code=world.code)
+    state = replace(state, evidence=None, failure=None, waiting=frozenset(), replaced=frozenset(), code=world.code)
     state, published = stages.publish(
         state, phase=wire.RUNNING, generation=world.generation, store=None, failure=None, unsaved=None, signs=()
     )
@@ -226,6 +226,13 @@ def _gone(state: State, event: events.Gone, now: float) -> Result:
     return replace(state, idle=tuple(one for one in state.idle if one.pid != event.pid)), ()
 
 
+def _replaced(state: State, event: events.Replaced, now: float) -> Result:
+    evidence = rules.find_why(state, event.found, now)
+    idle = tuple(one for one in state.idle if one.pid not in event.lost)
+    state = replace(state, evidence=evidence, replaced=state.replaced | event.pids, idle=idle)
+    return stages.pause(state, now) if state.stage is Stage.RUNNING else (state, ())
+
+
 def _finished(state: State, event: events.Finished, now: float) -> Result:
     return stages.publish(replace(state, stage=Stage.FINISHED, until=None), phase=wire.SUCCEEDED, failure=None)
 
@@ -264,6 +271,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], Result]] = {
     events.SessionsMade: _sessions_made,
     events.Idle: _idle,
     events.Gone: _gone,
+    events.Replaced: _replaced,
     events.Finished: _finished,
     events.Ended: _ended,
 }

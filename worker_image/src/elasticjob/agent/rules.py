@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 
 from elasticjob.agent import events
 from elasticjob.agent.state import Stage, State
@@ -146,6 +147,26 @@ def holds_torch(state: State) -> bool:
         return True
     ending = (Stage.ENDING, Stage.EXAMINING, Stage.HOLDING, Stage.SAVING)
     return state.stage in ending and not state.keeps_memory
+
+
+def may_replace(state: State, pids: Collection[int]) -> bool:
+    """Whether these workers, which have failed, can be started again while the sessions of the others stay.
+
+    A new one that fails before it has come to wait for a world may fail always: then all are started again.
+    """
+    stages = (Stage.RUNNING, Stage.PAUSING, Stage.LAUNCHED, Stage.READY)
+    is_proven = state.keeps_memory and state.proven and not state.launched
+    return is_proven and state.stage in stages and find_end(state) is None and not state.replaced & frozenset(pids)
+
+
+def is_between(state: State) -> bool:
+    """Whether workers that fail have to be left alone for a moment: the agent is about to be ready, or in a world."""
+    return state.keeps_memory and state.proven and state.stage in (Stage.PREPARING, Stage.ENTERING)
+
+
+def is_short_of_new_ones(state: State) -> bool:
+    """Whether all sessions that have left the world wait for the next one, and those that were replaced do not yet."""
+    return len(state.replaced | {one.pid for one in state.idle}) >= state.published.nproc
 
 
 def find_why(state: State, found: wire.Failure | None, now: float) -> wire.Failure | None:

@@ -204,8 +204,11 @@ def _while_pausing(state: State, now: float) -> Result:
     if state.until is not None and now >= state.until:
         idle = frozenset(one.pid for one in state.idle)
         return replace(launch(state, now), asked=False), (events.KillSessions(idle),)
+    if state.asked is not None and rules.is_short_of_new_ones(state):
+        return publish(replace(launch(state, now), asked=False), phase=wire.STARTING, failure=state.evidence)
     # A session that was thrown out of its world ends no last step, and others may wait for it alone.
-    announced = directives.grace_of(state.hub.directive) > 0 and not any(one.error for one in state.idle)
+    is_broken = bool(state.replaced) or any(one.error for one in state.idle)
+    announced = directives.grace_of(state.hub.directive) > 0 and not is_broken
     if announced is state.asked:
         return state, ()
     ask = events.AskPause(state.generation, announced)

@@ -50,6 +50,7 @@ class State:
     deadline: float | None = None  # when those are over, for saving and stopping together
     asked: bool | None = None  # whether the latest request to leave the world was announced; None: not asked
     idle: tuple[Idle, ...] = ()  # sessions that are waiting for a world
+    replaced: frozenset[int] = frozenset()  # workers (pids) that were started in place of others since the last world
     waiting: frozenset[int] = frozenset()  # workers (pids) of a hung world that are blocked in a collective
     evidence: wire.Failure | None = None  # the stacks of a hung world
     failure: wire.Failure | None = None  # why the workers exited

@@ -43,6 +43,17 @@ def has_workers(agent: SimpleElasticAgent | None) -> bool:
     return agent is not None and any(process.poll() is None for process in elastic_agent.find_processes(agent).values())
 
 
+def sort_workers(agent: SimpleElasticAgent, killed: Collection[int]) -> tuple[dict[int, int], set[int]]:
+    """The pids of those that have failed, by local rank, and of those that run and were not `killed`.
+
+    Nobody stays if one has succeeded: the others are to follow it.
+    """
+    codes = {(rank, one.pid): one.poll() for rank, one in elastic_agent.find_processes(agent).items()}
+    failed = {rank: pid for (rank, pid), code in codes.items() if code is not None}
+    running = {pid for (_, pid), code in codes.items() if code is None and pid not in killed}
+    return failed, set() if 0 in codes.values() else running
+
+
 def look_at_workers(agent: SimpleElasticAgent | None) -> tuple[Workers, list[int]]:
     """What the state of the workers says of their last files, and the pids of those that run."""
     workers = [] if agent is None else list(elastic_agent.find_processes(agent).values())
@@ -87,6 +98,16 @@ def _kill_group(worker: int) -> None:
     for pid in tree.keys() - writing:  # the rest goes as what is left behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def end_session(worker: int) -> None:
+    """End what a worker that has ended has left behind: it would hold what its successor needs."""
+    tree = processes.read_tree(os.getpid())
+    writing = {one.pid for one in processes.find_writing(tree.values())}
+    for one in tree.values():
+        if one.session == worker and one.pid not in writing:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
 
 
 def _find_running(agent: SimpleElasticAgent | None) -> list[Any]:

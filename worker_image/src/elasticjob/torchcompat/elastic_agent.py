@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerState
 
 from elasticjob.torchcompat import probe
 from elasticjob.torchcompat.probe import Probe
@@ -20,6 +20,7 @@ _API = "torch.distributed.elastic.agent.server.api"
 _AGENT = f"{_API}.SimpleElasticAgent"
 _LOCAL_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
 _CONTEXT = "torch.distributed.elastic.multiprocessing.api.SubprocessContext"
+_FACTORY = "torch.distributed.elastic.multiprocessing.api.get_subprocess_handler"
 ENDLESS = 1_000_000  # restarts; the operator has the restart budget, not the agent
 NO_ERROR_FILE = "<NONE>"  # torch's value for a script that recorded no error
 
@@ -80,6 +81,51 @@ def replace_sleep(sleep: Callable[[float], object]) -> bool:
     return True
 
 
+def replace_look(agent: SimpleElasticAgent, look: Callable[[], bool]) -> bool:
+    """Make the agent's loop ask this function first when it looks at its workers: if it returns True, all is well.
+
+    Otherwise the loop sees for itself, and ends the rest of the workers if one has failed. False: it always does that.
+    """
+    if not RESTARTS_ONE.holds():
+        return False
+    see = agent._monitor_workers
+
+    def monitor(worker_group: Any) -> Any:
+        return RunResult(state=WorkerState.HEALTHY) if look() else see(worker_group)
+
+    agent._monitor_workers = monitor  # type: ignore[method-assign]
+    return True
+
+
+def restart_one(agent: SimpleElasticAgent, local_rank: int, variables: Mapping[str, str]) -> int | None:
+    """Start a worker that has ended again, with these variables besides its own; the rest stays. Returns its pid.
+
+    None if its output goes to a file of its own: another worker would overwrite it.
+    """
+    context = _context(agent)
+    output = (context.stdouts.get(local_rank), context.stderrs.get(local_rank))
+    if any(output):
+        return None
+    Path(context.error_files[local_rank]).unlink(missing_ok=True)
+    group = agent.get_worker_group()
+    numa = getattr(group.spec, "numa_options", None)
+    more = {"numa_options": numa} if probe.takes(_FACTORY, "numa_options") else {}
+    handler = probe.find(_FACTORY)(
+        entrypoint=context.entrypoint,
+        args=context.args[local_rank],
+        env={**context.envs[local_rank], **variables},
+        stdout=output[0],
+        stderr=output[1],
+        local_rank_id=local_rank,
+        **more,
+    )
+    context.subprocess_handlers[local_rank] = handler
+    for worker in group.workers:
+        if worker.local_rank == local_rank:
+            worker.id = handler.proc.pid
+    return int(handler.proc.pid)
+
+
 def find_processes(agent: SimpleElasticAgent) -> dict[int, Any]:
     """The workers' Popen-like objects by local rank; empty if this torch stores them elsewhere."""
     handlers = getattr(_context(agent), "subprocess_handlers", None)
@@ -128,8 +174,15 @@ SLEEPS = Probe(
     "torch's loop looks ten times a second: a change takes up to 0.1 s longer",
     _look_for_sleep,
 )
+RESTARTS_ONE = Probe(
+    "one worker that has failed is started again, and the sessions of the others keep their memory",
+    (f"{_AGENT}._monitor_workers", f"{_CONTEXT}.subprocess_handlers", f"{_CONTEXT}.error_files", _FACTORY),
+    "torch starts all workers of the pod again",
+    lambda: probe.find(f"{_AGENT}._monitor_workers") is not None and probe.stores(_CONTEXT, "subprocess_handlers"),
+)
 PROBES = (
     SLEEPS,
+    RESTARTS_ONE,
     Probe(
         "workers of an unmodified torchrun start warm",
         ("torch.distributed.run.main",),
