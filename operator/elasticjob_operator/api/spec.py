@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from elasticjob_operator import quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.api.base import Model, Replicas, number_or, schema_of_number_or
-from elasticjob_operator.api.mesh import Layout, find_cut
+from elasticjob_operator.api.mesh import Cut, Layout, find_cut
 from elasticjob_operator.api.podtemplate import (
     MOST_PROCESSES,
     Shape,
@@ -463,10 +463,15 @@ class Spec(Model):
         return whole if whole <= self.max_replicas else least
 
     @property
+    def cut(self) -> Cut:
+        """How the ranks of a world hold the copies of the model; without a mesh, each pod has at least one."""
+        mesh = self.elastic_policy.mesh
+        return Cut() if mesh is None else find_cut(mesh, resolve_nproc(self.nproc_per_node, self.template))
+
+    @property
     def layout(self) -> Layout:
         """How the pods of a world hold the copies of the model."""
-        mesh = self.elastic_policy.mesh
-        return Layout() if mesh is None else find_cut(mesh, resolve_nproc(self.nproc_per_node, self.template)).layout
+        return self.cut.layout
 
     @property
     def wanted(self) -> int:

@@ -15,6 +15,7 @@ from elasticjob_operator.api import names
 from elasticjob_operator.client.history import History, World, goodput_seconds, list_worlds
 from elasticjob_operator.client.model import Happening, Job, Pod
 from elasticjob_operator.history.goodput import list_losses
+from elasticjob_operator.membership import losses
 from elasticjob_operator.text import clean
 from elasticjob_operator.times import parse_time
 from elasticjob_operator.view import tables, words
@@ -72,6 +73,8 @@ def _facts(job: Job, now: float) -> Table:
     if status.code is not None:
         table.add_row("Revision:", _revision_text(status.code))
     table.add_row("World:", _world_text(world))
+    if spec is not None and spec.layout.pods > 1 and world.world_size:
+        table.add_row("Copies:", _copies_text(spec.cut, world))
     if status.progress is not None:
         last = " (last report)" if status.finished else ""
         table.add_row("Progress:", _progress_line(status.progress) + last)
@@ -118,6 +121,14 @@ def _world_text(world: api.RendezvousStatus) -> str:
         return "none" + (f", the last one was generation {world.generation}" if world.generation else "")
     why = f": {names.describe_cause(world.reason)}" if world.reason else ""
     return f"generation {world.generation}, {world.world_size} pods, {world.processes} processes{why}"
+
+
+def _copies_text(cut: api.Cut, world: api.RendezvousStatus) -> str:
+    """What the loss of a pod costs, if it has no spare."""
+    pods = [member.uid for member in world.members]
+    loss = losses.foresee(pods, pods[-1:], cut=cut)
+    copies = f"{world.processes // cut.parts} of the model, of {cut.parts} ranks each"
+    return f"{copies}; if a pod is lost, {len(loss.members)} train on and {len(loss.waiting)} wait for another"
 
 
 def _progress_line(progress: api.ProgressStatus) -> str:

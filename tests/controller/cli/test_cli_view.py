@@ -187,6 +187,31 @@ def test_describe_says_what_matters() -> None:
         assert expected in text
 
 
+@pytest.mark.parametrize(
+    ("mesh", "pods", "nproc", "expected"),
+    [
+        pytest.param("dp tp=4", 8, 1, (2, 4, 4, 3), id="one of two"),
+        pytest.param("dp tp=4", 4, 1, (1, 4, 0, 3), id="the only one"),
+        pytest.param("pp=2 dp tp=8", 8, 8, (4, 16, 6, 1), id="of two pods"),
+        pytest.param("dp tp=8", 8, 8, None, id="each pod is a copy"),
+    ],
+)
+def test_describe_says_what_the_loss_of_a_pod_costs(
+    mesh: str, pods: int, nproc: int, expected: tuple[int, int, int, int] | None
+) -> None:
+    sizes = [word.partition("=") for word in mesh.split()]
+    dimensions = [{"name": name, "size": int(size)} if size else {"name": name} for name, _, size in sizes]
+    policy = {"minReplicas": 1, "maxReplicas": 16, "mesh": dimensions}
+    job = given.job(given.running_status(pods, nproc=nproc), nprocPerNode=nproc, elasticPolicy=policy)
+    text = text_of(details.describe(job, [], [], NOW))
+    if expected is None:
+        assert "Copies:" not in text
+    else:
+        copies, ranks, staying, waiting = expected
+        said = f"{copies} of the model, of {ranks} ranks each"
+        assert f"{said}; if a pod is lost, {staying} train on and {waiting} wait for another" in text
+
+
 def test_describe_names_slow_ranks() -> None:
     slow = {"rank": 3, "pod": "digits-worker-1", "uid": "u1", "node": "node-1", "ownSeconds": 0.21,
             "othersSeconds": 0.1, "since": given.GENERATION_TIME}  # fmt: skip
