@@ -373,7 +373,7 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
                         {"annotations": {"a": "b", "sidecar.istio.io/inject": False}},
                         "metadata.annotations[sidecar.istio.io/inject] must be a text: quote numbers, true and false",
                     ),
-                    ({"labels": {"a": None}}, "metadata.labels[a] must be a text: quote numbers, true and false"),
+                    ({"labels": {"a": None}}, "metadata.labels[a] is empty: write its value, or leave it out"),
                 )
             )
         ),
@@ -458,6 +458,21 @@ def test_rules_across_fields(raw: dict[str, Any], field: str, message: str) -> N
             "spec.template",
             "spec.containers[0].args must be a list of texts: quote numbers, true and false",
             id="a number among the arguments",
+        ),
+        *(
+            pytest.param(
+                {"template": {"spec": {**pod, "containers": [{"name": "a", **container}]}}},
+                "spec.template",
+                f"{told} is empty: write its value, or leave it out",
+                id=f"nothing in {told}",
+            )
+            for pod, container, told in (
+                ({}, {"command": ["torchrun", None]}, "spec.containers[0].command[1]"),
+                ({}, {"env": [None, {"name": "A"}]}, "spec.containers[0].env[0]"),
+                ({}, {"resources": {"limits": {"memory": None}}}, "spec.containers[0].resources.limits[memory]"),
+                ({"overhead": {"cpu": None}}, {}, "spec.overhead[cpu]"),
+                ({"tolerations": [None]}, {}, "spec.tolerations[0]"),
+            )
         ),
         pytest.param(
             {"template": {"spec": {"containers": [{"name": "a", "env": [{"name": "EPOCHS", "value": 3}]}]}}},

@@ -177,6 +177,7 @@ SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/
     [
         pytest.param(SELECTOR, {"nodeSelector": {"gpu": "h100", "zone": "a"}}, ["nodeSelector: gpu=h100, zone=a"],
                      id="a selector"),
+        pytest.param(SELECTOR, {"nodeSelector": {"gpu": None}}, ["nodeSelector: gpu="], id="of no value"),
         pytest.param("0/3 nodes are available: 3 node(s) didn't match node selector.", {"nodeSelector": {"a": "b"}},
                      ["nodeSelector: a=b"], id="a selector, said by an old scheduler"),
         pytest.param(SELECTOR, {"affinity": {"nodeAffinity": TERM}}, ["affinity.nodeAffinity"], id="node affinity"),
