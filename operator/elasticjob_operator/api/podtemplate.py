@@ -18,6 +18,7 @@ from elasticjob_operator.api import names
 
 # The types of the template fields that the operator reads or extends.
 _QUOTE = "quote numbers, true and false"
+_EMPTY = "is empty: write its value, or leave it out"  # as charts render what is not set
 _OBJECTS, _TEXTS = "a list of objects", f"a list of texts: {_QUOTE}"
 _POD_SHAPES = {"schedulerName": "a text", "affinity": "an object", "nodeSelector": "an object"}
 _POD_SHAPES |= dict.fromkeys(("resources", "overhead"), "an object")
@@ -160,7 +161,8 @@ def _check_texts(values: Mapping[Any, Any], field: str, allowed: type | UnionTyp
     """YAML reads `3` and `true` as something else, and the API server does not say where that is."""
     wrong = [name for name, value in values.items() if not isinstance(value, allowed)]
     if wrong:
-        raise ValueError(f"{field.format(str(wrong[0])[:253])} must be a text: {_QUOTE}")
+        told = _EMPTY if values[wrong[0]] is None else f"must be a text: {_QUOTE}"
+        raise ValueError(f"{field.format(str(wrong[0])[:253])} {told}")
 
 
 def _check_system(spec: Mapping[str, Any]) -> None:
@@ -195,6 +197,8 @@ def _check_amounts(amounts: Mapping[str, Any], path: str) -> None:
     if len(amounts) > MOST_RESOURCES:
         raise ValueError(f"{path} names {len(amounts)} resources; the limit is {MOST_RESOURCES}: leave out the others")
     for resource, amount in amounts.items():
+        if amount is None:
+            raise ValueError(f"{path}[{resource[:63]}] {_EMPTY}")
         try:
             quantity.parse(amount)
         except ValueError as error:
@@ -210,6 +214,8 @@ def _shaped(what: dict[str, Any], shapes: dict[str, str], path: str) -> dict[str
         value = shaped[name]
         if shape in (_OBJECTS, _TEXTS):
             inner = dict if shape == _OBJECTS else str
+            if isinstance(value, list) and None in value:
+                raise ValueError(f"{path}.{name}[{value.index(None)}] {_EMPTY}")
             if not isinstance(value, list) or not all(isinstance(v, inner) for v in value):
                 raise ValueError(f"{path}.{name} must be {shape}")
             if inner is dict:

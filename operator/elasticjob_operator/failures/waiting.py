@@ -251,11 +251,16 @@ def _find_amount(owner: Mapping[str, Any], resource: str) -> object:
 def _name_chosen(template: Mapping[str, Any]) -> Iterator[str]:
     chosen = as_object(template.get("nodeSelector"))
     if chosen:
-        yield f"nodeSelector: {_join(f'{key}={value}' for key, value in chosen.items())}"
+        yield f"nodeSelector: {_join(f'{key}={_show(value)}' for key, value in chosen.items())}"
     if as_object(as_object(template.get("affinity")).get("nodeAffinity")).get(_REQUIRED):
         yield "affinity.nodeAffinity"
     if template.get("runtimeClassName"):
         yield f"runtimeClassName: {template['runtimeClassName']}, which may choose nodes"
+
+
+def _show(value: object) -> str:
+    """An empty value is an empty text to the API server."""
+    return "" if value is None else str(value)
 
 
 def _name_tolerated(template: Mapping[str, Any]) -> Iterator[str]:
