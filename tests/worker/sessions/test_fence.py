@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from elasticjob.checkpoint import lanes
 from elasticjob.errors import WorldLostError
 from elasticjob.sessions.endings import Endings
 from elasticjob.sessions.fence import Fence, Seen
+from elasticjob.sessions.process_groups import ProcessGroups
 from elasticjob.sessions.sharded import parts
 from elasticjob.torchcompat import nccl, threads
 from worker.gang_helper import run_alone
@@ -372,6 +374,22 @@ def test_communicators_end_where_a_group_of_torch_has_no_abort(
     assert backend.calls == calls
 
 
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "0"),  # the watchdog ends the process
+        ("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000", "0"),  # it sleeps for four times that
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "0"),
+        ("TORCH_NCCL_ENABLE_MONITORING", "1", "0"),  # another one ends the process if the watchdog is stuck
+        ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1", "0"),  # what follows an abort would end it
+        ("TORCH_NCCL_DESYNC_DEBUG", "1", "0"),  # it brings the first one back
+    ],
+)
+def test_whatever_a_launcher_has_set_the_errors_of_a_session_are_its_own(name: str, theirs: str, ours: str) -> None:
+    for environ in ({}, {name: theirs}):
+        assert nccl.find_variables(environ)[name] == ours
+
+
 def test_only_variables_that_differ_are_set() -> None:
     """A variable that torchrun has set is replaced; what people set of NCCL's own is theirs."""
     found = nccl.find_variables({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_NVLS_ENABLE": "1"})
@@ -423,3 +441,12 @@ def test_no_thread_opens_a_context_on_the_device_of_another_rank(used: list[str]
         thread.start()
         thread.join(20)
     assert used == ["abort on cuda:1", "synchronize on cuda:1", "synchronize on cuda:1"]
+
+
+def test_nor_does_the_one_that_makes_communicators(used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL makes them on the current device of the thread that asks for the first collective."""
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: device)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, group: Touching.calls.add(group))
+    made = ProcessGroups("gloo", 10.0, Touching.device)
+    made._make_communicators(["of the world", "of a mesh"], lambda: False)
+    assert used == ["of the world on cuda:1", "of a mesh on cuda:1"]
