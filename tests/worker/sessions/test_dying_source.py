@@ -15,6 +15,7 @@ from worker.gang_helper import PROGRAMS, run_gang
 CALLS = [str(call) for call in range(-1, 11)]  # of the dying rank; -1: it lives
 _dice = random.Random(7)
 BYTES = [f"{_dice.random():.4f}" for _ in range(5)]  # parts of what it sends
+GARBAGE = {"FAKE_NCCL": "leaves=garbage"}  # in whatever a rank has given to a collective that is aborted
 
 Results = dict[str, Any]
 
@@ -22,7 +23,9 @@ Results = dict[str, Any]
 @pytest.fixture(scope="module", params=["host", "device"])
 def results(request: pytest.FixtureRequest) -> Results:
     points = ",".join([*CALLS, *BYTES])
-    (member,) = run_gang(PROGRAMS / "dying_source_program.py", 1, request.param, "replicated", points, timeout=300)
+    (member,) = run_gang(
+        PROGRAMS / "dying_source_program.py", 1, request.param, "replicated", points, env=GARBAGE, timeout=300
+    )
     return member.results
 
 
@@ -70,7 +73,9 @@ def shards(request: pytest.FixtureRequest) -> tuple[str, list[str], Results]:
     """What two ranks have kept of a sharded model: the whole of it, or all shards. By points of the exchange."""
     kind, state, calls = request.param
     points = [*calls, *BYTES[:2]]
-    (member,) = run_gang(PROGRAMS / "dying_source_program.py", 1, kind, state, ",".join(points), timeout=390)
+    (member,) = run_gang(
+        PROGRAMS / "dying_source_program.py", 1, kind, state, ",".join(points), env=GARBAGE, timeout=390
+    )
     return state, points, member.results
 
 
