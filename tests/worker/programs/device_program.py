@@ -5,23 +5,24 @@ evaluate, fsdp, hsdp, copies, virtual hsdp, schedule, closure, or compiled as is
 the session does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what
 the second optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a
 group for another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer steps when its gradient
-is there; or trail: what is reduced behind the optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE
-(where a scheduler steps in a step: first, middle or last), HOW (what the second optimizer needs is reduced: begun
-"async", or as a "functional" collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in
-an "old graph", that of the first world; what a trail reduces: "parameters", "buffers" or a "rate", or only a "log"; a
-hook of DDP's: "fp16", or "power" as PowerSGD, or "one power" with the same state in all worlds), WHERE (the model is
-evaluated, or there is a trail: in a "step" after its optimizer, "outside" of any block, there with a "goal" that ends
-the script, between two "epochs", or else in a block of its own, whose value is waited for after it if "later"), LAST
-(step), KILL ("step:rank" in the first world, in the middle of the step; or "step:rank:generation:point", with commas
-between several: forward, micro, backward, applied, halfway, between, message, comparing, or entering, with the number
-of a message instead of a step), FLIP ("step:rank:generation" after which a bit of a parameter flips), SENDS (how the
-last rank sends a large message around step 12: broadcast, send or all_to_all; or what else all ranks do there: see
-OTHERS), SWALLOW (an `except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation"
-between two steps), RAISES (the name of an exception that the script raises at gradients that are none, and instead of
-the error of a backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value
-of an evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step,
-until the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), NO_ROOM (a rank whose device has no
-room for a second copy of the state), DEVICE (the state counts as that of a device).
+is there; or loads: a script sends parameters when a world begins, see HOW; or trail: what is reduced behind the
+optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE (where a scheduler steps in a step: first, middle or
+last), HOW (what the second optimizer needs is reduced: begun "async", or as a "functional" collective, or on a "stream"
+of the script's own, or in a "graph" that is replayed, or in an "old graph", that of the first world; what a trail
+reduces: "parameters", "buffers" or a "rate", or only a "log"; a hook of DDP's: "fp16", or "power" as PowerSGD, or "one
+power" with the same state in all worlds), WHERE (the model is evaluated, or there is a trail: in a "step" after its
+optimizer, "outside" of any block, there with a "goal" that ends the script, between two "epochs", or else in a block of
+its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first world, in the
+middle of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied,
+halfway, between, message, comparing, or entering or loading, with the number of a message instead of a step), FLIP
+("step:rank:generation" after which a bit of a parameter flips), SENDS (how the last rank sends a large message around
+step 12: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except Exception` for
+each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), RAISES (the name of an
+exception that the script raises at gradients that are none, and instead of the error of a backward pass; with
+"at:step:" before it also in the middle of this step; with "evaluation:" at a value of an evaluation), MOMENTUM, REST
+(seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until the file "told" exists),
+DIE_PACKING (a rank), DIE_TELLING (a generation), NO_ROOM (a rank whose device has no room for a second copy of the
+state), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -288,6 +289,7 @@ class Script:
             "other device": self.enter_other,
             "late": self.capture,
             "comm hook": self.compress,
+            "loads": self.load,
         }.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
@@ -320,6 +322,19 @@ class Script:
             session.model.register_comm_hook(self.power, powerSGD_hook.powerSGD_hook)
         else:
             session.model.register_comm_hook([0], reduce_in_turns)
+
+    @torch.no_grad()
+    def load(self, session: Session) -> None:
+        """Rank 0 has a checkpoint of five steps, and sends it to the others; or "again" what it has in each world."""
+        is_first = session.committed < 0
+        for number, one in enumerate(self.model.parameters()):
+            if is_first and session.rank == 0:
+                one.add_(0.01)
+            if session.world_size > 1 and (is_first or HOW == "again"):
+                die_here(number, session.rank, session.generation, "loading")
+                dist.broadcast(one.detach(), src=0)
+        if is_first:
+            session.committed = 4
 
     def capture(self, _: Session) -> None:
         """A collective in a CUDA graph, as a part of a pass."""

@@ -627,6 +627,27 @@ def test_nor_is_it_the_main_thread_for_groups_that_a_script_makes_when_a_world_b
     check(norms, undisturbed("plain"))
 
 
+@pytest.mark.parametrize(
+    ("how", "kill"),
+    [
+        pytest.param("", "2:0:1:loading", id="of-a-checkpoint"),
+        pytest.param("again", "12:2:1:forward,2:0:2:loading", id="in-each-world"),
+    ],
+)
+@together
+def test_parameters_that_a_script_has_got_in_the_beginning_of_a_lost_world_are_no_state(
+    tmp_path: Path, how: str, kill: str
+) -> None:
+    """In `on_world`, from rank 0, which dies meanwhile: back to the last checkpoint, and not on from anything."""
+    variables = {"KIND": "loads", "HOW": how, "FAKE_NCCL": "leaves=garbage"}
+    _, right = train(tmp_path / "undisturbed", BACKEND="gloo", **variables)
+    agent, norms = train(tmp_path / "disturbed", 4, KILL=kill, **variables)
+    check(norms, {step: right[step] for step in norms})
+    assert sorted(agent.ended) == ([-9, -9, 1, 1] if how else [-9, 1, 1, 1])
+    assert "going back to the last checkpoint" in agent.log
+    assert max(norms, default=-1) == (11 if how else -1)
+
+
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
 @together
 def test_shards_that_were_not_gathered_are_no_state(tmp_path: Path, undisturbed: Any, wants: str) -> None:
