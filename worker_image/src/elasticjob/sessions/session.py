@@ -44,7 +44,7 @@ from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
 from elasticjob.torchcompat import devices, graphs, optimizers, waits
-from elasticjob.torchcompat.groups import count_by_kind, count_messages
+from elasticjob.torchcompat.groups import count_by_kind, count_messages, count_queued
 
 logger = logging.getLogger("elasticjob")
 
@@ -181,8 +181,8 @@ class Session:
         self._buffers = StepBuffers(None)
         can_go_back = client is not None and model is not None
         self._early = Early(model, extras.values()) if can_go_back else Early(None, ())
-        # The same in a block between two steps, behind the optimizers of a step, and between two epochs.
-        self._aside, self._trail, self._between = (Early(model if can_go_back else None, ()) for _ in range(3))
+        # The same in a block between two steps, behind the optimizers of a step, between two epochs, and in `on_world`.
+        self._aside, self._trail, self._between, self._entry = _watch(model if can_go_back else None)
         self._replicas = Replicas(self._memory, self._worlds, 0 if client is None else read_every(os.environ))
         lasting = [*self._further, *([] if optimizer is None else [optimizer])]
         self._adviser = Adviser(
@@ -755,13 +755,38 @@ class Session:
         agreement.enter(has_state=before >= 0)
         try:
             if self._on_world is not None:
-                with self._entering():
+                with self._entering(), self._judging_entry():
                     self._on_world(self)
         finally:  # a loss may end it after it has loaded a checkpoint
             if self.committed != before:
                 self._memory.keep_place()
         self._replicas.enter()
         self._fence.enter_world()
+
+    @contextlib.contextmanager
+    def _judging_entry(self) -> Iterator[None]:
+        """A script may send a state in `on_world`. What it has got of a lost world is none."""
+        if not (self._worlds.groups.is_queued and self._worlds.can_change and self._is_replicated):
+            yield
+            return
+        before, begun = self.committed, (count_queued(), count_messages())
+        self._entry.begin()
+        try:
+            yield
+            if (count_queued(), count_messages()) != begun:
+                self._worlds.hold(also_begun=count_messages() == begun[1])
+        except Exception:
+            is_wrong = self._worlds.is_lost() and (count_queued(), count_messages()) != begun
+            if is_wrong and (not self._entry.take_back() or self.committed != before):
+                self._memory.note_torn()
+            raise
+        finally:
+            self._entry.forget()
+
+
+def _watch(model: torch.nn.Module | None) -> tuple[Early, Early, Early, Early]:
+    """The last one sees the buffers of the model too, of which nobody else has copies then."""
+    return Early(model, ()), Early(model, ()), Early(model, ()), Early(None, () if model is None else (model,))
 
 
 def _has_closure(given: tuple[Any, ...], more: Mapping[str, Any]) -> bool:
