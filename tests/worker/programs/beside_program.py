@@ -117,6 +117,8 @@ def beside() -> None:
     say("taken", training.save())
     expected = training.contents()
     training.forward()  # changes the buffers, before the copies of the parameters have begun
+    assert training.memory.thread is not None
+    training.memory.thread.join(1.0)  # it waits for the device
     say("busy", [training.memory.is_busy, lane.held_back])
     training.optimizer.step()
     say("held back", lane.held_back > 0)
