@@ -45,7 +45,7 @@ def main() -> None:
         model.load_state_dict(first)  # as a search for a learning rate does
         model.load_state_dict(before)
     if HOW == "scheduler":
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     if HOW == "frozen":
         model[0].requires_grad_(False)
     for epoch in range(sampler.epoch, EPOCHS):

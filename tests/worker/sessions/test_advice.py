@@ -15,7 +15,14 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 import elasticjob
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.errors import ConfigurationError
-from elasticjob.sessions.advice import Adviser, check_sampler, find_script, judge_loader, judge_schedules
+from elasticjob.sessions.advice import (
+    Adviser,
+    check_sampler,
+    find_script,
+    judge_loader,
+    judge_scheduled,
+    judge_schedules,
+)
 from worker.gang_helper import PROGRAMS, run_gang
 
 DATA = TensorDataset(torch.ones(8, 1))
@@ -169,3 +176,19 @@ _START += ((f"{_OWN}/launcher.py", 9), ("/bin/elasticjob-run", 9))  # the agent 
 )
 def test_who_waits_for_other_ranks(files: Iterable[tuple[str, int]], place: str) -> None:
     assert find_script(files) == place
+
+
+@pytest.mark.parametrize(
+    ("schedules", "extras", "told"),
+    [
+        (True, [], True),
+        (True, [torch.nn.Linear(1, 1), torch.amp.GradScaler("cpu")], True),
+        (False, [], False),
+        (True, [object()], False),  # perhaps it has the scheduler
+    ],
+)
+def test_a_scheduler_that_the_session_does_not_have(schedules: bool, extras: list[object], told: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    if schedules:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert ("Session(..., scheduler=scheduler)" in judge_scheduled(optimizer, extras)) is told

@@ -1,4 +1,4 @@
-"""What a script changes outside of any block, before a change of the world or in a joiner, is once what it is on all."""
+"""What a script changes outside of any block, before a change of the world or in a joiner, is the same on all ranks."""
 
 from __future__ import annotations
 

@@ -87,6 +87,18 @@ def judge_schedules(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     )
 
 
+def judge_scheduled(optimizer: torch.optim.Optimizer, extras: Iterable[Any]) -> str:
+    """Whether torch's schedulers change the rates of this optimizer, and none of these objects can be one of them."""
+    known = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+    if not hasattr(optimizer.step, "_wrapped_by_lr_sched") or any(not isinstance(one, known) for one in extras):
+        return ""
+    return (
+        f"a scheduler changes the rates of {type(optimizer).__name__}, and the session does not have it: in a process"
+        " that joins it begins anew, with other rates than here, and a step broken by a loss does not take it back."
+        " Make it before the session, and pass it by name: Session(..., scheduler=scheduler)."
+    )
+
+
 def judge_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """What is wrong with a step of an optimizer that the session does not have."""
     kind = type(optimizer).__name__
@@ -198,7 +210,7 @@ class Adviser:
         `is_reduced`: the gradients of all that it trains are those of all ranks; `is_first`: this rank is the one that
         speaks; `read_groups`: the names of the parameters in their groups, by optimizer.
         """
-        self._optimizers = optimizers
+        self._optimizers, self._extras = optimizers, list(extras.values())
         self._groups = self._count_groups()
         self._schedulers = {
             name: one for name, one in extras.items() if isinstance(getattr(one, "last_epoch", None), int)
@@ -268,6 +280,7 @@ class Adviser:
             self._tell("optimizer", judge_optimizer(optimizer))
         elif (seen := (self._here, id(optimizer), len(optimizer.param_groups))) not in self._seen:
             self._seen.add(seen)
+            self._tell("scheduled", judge_scheduled(optimizer, self._extras))
             if not self._is_reduced(optimizer):
                 self._tell("outside", judge_outside(optimizer))
 

@@ -135,6 +135,10 @@ class Meetings(threads.Thread):
         self._least = made if least is None else min(made, least)
         return least is not None and made < least
 
+    def leave_out(self) -> None:
+        """The last collective of this step was none of the script's: others have fewer."""
+        self._before += 1
+
     def leave(self) -> None:
         """The world is left: end soon."""
         self._is_left.set()

@@ -21,6 +21,7 @@ from elasticjob.data.generators import Generators
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.errors import ConfigurationError
 from elasticjob.sessions import late_groups, recovery, schedules, shapes, transfer
+from elasticjob.sessions.alike import Entered, summarize
 from elasticjob.sessions.model_state import ModelState, ReplicatedModelState
 from elasticjob.sessions.undo import Undo
 from elasticjob.torchcompat.optimizers import load_state
@@ -62,6 +63,8 @@ class Memory:
         self._schedules = schedules.StepSchedules(extras.values())
         self._together: bool | None = None  # all optimizers have always stepped with one permission; None: no step yet
         self._places: dict[int, Copy] = {}  # the state of earlier steps, to which the model can go back
+        self.was_there = False  # in an earlier world than this one
+        self.has_received = False  # the state of this world is that of ranks that were in an earlier one
         self._epoch = recovery.NOWHERE  # whose batches the script reads, or has read last
         self.keep_place()
 
@@ -85,6 +88,17 @@ class Memory:
             return False
         mine = {id(parameter) for parameter in self.model_state.model.parameters()}
         return any(id(one) in mine for one in _parameters_of(stranger))
+
+    def note_entered(self) -> Entered:
+        """The process enters its first world: what its script does until the first step is done by this rank alone."""
+        named = {name.removeprefix(":"): one for name, one in self._name_parameters().items()}
+        return Entered(self._lasting_optimizers().values(), named, is_joiner=self.has_received)
+
+    def summarize_settings(self) -> list[int]:
+        """The settings of all optimizers, to be compared with those of other ranks."""
+        known = [self.model_state.optimizer, *(one for one in self._extras.values() if _is_optimizer(one))]
+        groups = [group for one in known for group in one.param_groups]
+        return summarize(groups, {name for one in known for name in one.defaults})
 
     def is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether all parameters that this optimizer trains are the model's."""
@@ -120,6 +134,10 @@ class Memory:
     def take_back_block(self) -> None:
         """The world was lost in a block between two steps, which is not repeated."""
         self._schedules.take_back()
+
+    def take_back_again(self) -> None:
+        """The script is about to begin a broken step again, if there is one."""
+        self._schedules.take_back_again()
 
     def take_back_followers(self) -> None:
         """The world was lost while the script was outside of any block: what it has done there is not repeated."""
@@ -357,6 +375,8 @@ class Memory:
         has a complete state, and LeftBehindError if other ranks have gone on to a later epoch.
         """
         before, places = self.committed, self._places
+        self.was_there = before >= 0
+        self.has_received = False
         self.committed, self._clean = self.model_state.restore(before, self._clean, places.keys(), group)
         if self.committed in places and self.committed != before:
             self._go_to(places[self.committed])
@@ -374,6 +394,7 @@ class Memory:
         rows = messages.all_gather_integers(mine, group)
         rank_states = [recovery.RankState(step, bool(clean), digest) for step, clean, digest, _ in rows]
         epoch = recovery.choose_epoch([epoch for *_, epoch in rows], dist.get_rank())
+        self.has_received = not self.was_there and any(one.step >= 0 for one in rank_states)
         if not recovery.are_equal(rank_states):
             self._receive(inventory, rank_states, group)
         self._go_on_in(epoch)

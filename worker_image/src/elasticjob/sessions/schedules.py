@@ -54,6 +54,11 @@ class Settings:
         self.optimizer, self.number = optimizer, number
         self._values = _copy(_without_parameters(optimizer.param_groups[number]))
 
+    def find_changed(self) -> list[str]:
+        """The names of those that the group has not any more."""
+        group = self.optimizer.param_groups[self.number]
+        return [name for name, value in self._values.items() if not _are_equal(value, group.get(name))]
+
     def apply(self) -> None:
         """Let the group have them again."""
         group = self.optimizer.param_groups[self.number]
@@ -73,6 +78,7 @@ class StepSchedules:
         self._states: list[dict[str, Any]] = []
         self._counts: list[int] = []  # how often each had stepped
         self._settings: list[Settings] = []
+        self._is_broken = False
         self._steps_always: list[bool | None] = [None] * len(self._schedulers)  # once in each step; None: no step yet
 
     def keep(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -80,6 +86,7 @@ class StepSchedules:
         self._states = [_copy(one.state_dict()) for one in self._schedulers]
         self._counts = list(map(_count, self._schedulers))
         self._settings = [Settings(one, number) for one in optimizers for number in range(len(one.param_groups))]
+        self._is_broken = False
 
     def note_step(self) -> None:
         """The script's block has come to its end."""
@@ -106,7 +113,13 @@ class StepSchedules:
     def take_back(self) -> None:
         """The step is taken back."""
         self._restore()
-        self.forget()
+        self._is_broken = True
+
+    def take_back_again(self) -> None:
+        """The script is about to begin a broken step again: what it has done behind the block belonged to that step."""
+        if self._is_broken:
+            self._restore()
+            self.forget()
 
     def _restore(self) -> None:
         for scheduler, state in zip(self._schedulers, self._states, strict=bool(self._states)):
@@ -133,7 +146,7 @@ class StepSchedules:
 
     def forget(self) -> None:
         """The step is over."""
-        self._states, self._counts, self._settings = [], [], []
+        self._states, self._counts, self._settings, self._is_broken = [], [], [], False
 
     def _count_steps(self) -> list[int]:
         """How often each has stepped in this step."""
@@ -146,6 +159,12 @@ def _count(scheduler: Any) -> int:
     if parts and not hasattr(scheduler, "last_epoch"):  # a chain of others, which step together
         return _count(parts[0])
     return int(scheduler.last_epoch)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return bool(one == other)
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:

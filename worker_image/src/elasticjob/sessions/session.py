@@ -32,7 +32,7 @@ from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
-from elasticjob.sessions import late_groups, meetings
+from elasticjob.sessions import alike, late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients, judge_outside
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence, Seen
@@ -125,6 +125,9 @@ class Session:
     one: its agent tells one session of the worlds.
     """
 
+    _begun = 0  # steps that optimizers have begun to apply in this world
+    _entered: alike.Entered | None = None
+
     def __init__(
         self,
         model: torch.nn.Module | None = None,
@@ -165,8 +168,8 @@ class Session:
         self.sampler = sampler
         self._on_world = on_world
         self._micro: Any = None
-        self._in_batches = self._closed = False
-        self._ready = False  # this rank has all gradients of the step, and waits for the other ranks
+        # Ready: this rank has all gradients of the step, and waits for the other ranks.
+        self._in_batches = self._closed = self._ready = False
         on_cuda = torch.cuda.is_available() if build is not None else self._model_state.device.type == "cuda"
         device = _bind(self._model_state.device if build is None else None) if on_cuda else torch.device("cpu")
         groups = ProcessGroups(backend or ("nccl" if on_cuda else "gloo"), timeout, device)
@@ -204,6 +207,8 @@ class Session:
                 self.model.watch(self._begin_pass, self._survive_pass)
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
+        # What this rank had in its first world, until its first step.
+        self._entered = None if client is None else self._memory.note_entered()
 
     @property
     def model(self) -> Any:
@@ -310,6 +315,7 @@ class Session:
                 yield batch
                 if self._left_by is not None:
                     self._settle()
+                self._memory.take_back_again()
                 if self.committed > before:
                     self._memory.keep_draws()  # nor is what it has done since the step
                 if not self._worlds.is_running or self._went_back:
@@ -409,6 +415,9 @@ class Session:
 
     def _settle(self) -> None:
         """If an exception has ended the last block, and the script goes on: all ranks have to have left it so."""
+        if self._entered is not None:
+            self._look_since_entry(self._entered)
+        self._memory.take_back_again()
         if self._left_by is None:
             if not self._fence.is_open:
                 self._end_between()
@@ -425,6 +434,30 @@ class Session:
                 self._meet()
         self._adviser.end(self.regroups)
         self._left_by = None
+
+    def _look_since_entry(self, entered: alike.Entered) -> None:
+        """The script begins to train. What it has changed since `Session(...)`, a joiner has changed alone."""
+        self._entered = None
+        if put_back := entered.put_back():
+            logger.warning("Session: %s", alike.tell_put_back(put_back))
+        if changed := entered.find_changed():
+            text = alike.tell_changed(changed, is_joiner=entered.is_joiner)
+            if entered.is_joiner:
+                raise ConfigurationError(text)
+            if self.rank == 0:
+                logger.warning("Session: %s", text)
+
+    def _compare_settings(self) -> None:
+        """Before the first optimizer of a step. Raises ConfigurationError if this rank would train another model."""
+        if self.world_size == 1 or not self._worlds.can_change or self._memory.applied:
+            return
+        self._begun += 1
+        if not alike.is_due(self._begun):
+            return
+        rows = self._worlds.exchange_settings([int(self._memory.was_there), *self._memory.summarize_settings()])
+        if wrong := alike.judge(rows, self.rank):
+            self._worlds.hold()  # or the values are those of a lost world
+            raise ConfigurationError(wrong)
 
     def _meet(self) -> None:
         failure = self._fence.failure
@@ -598,6 +631,7 @@ class Session:
             self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
         if self._fence.is_open:
+            self._compare_settings()
             self._fence.begin_applying(self._agree)
         makes_them = _has_closure(given, more)
         if makes_them:
@@ -751,6 +785,7 @@ class Session:
             self._buffers = StepBuffers(self.model, copies=False)  # the virtual ranks have copies of their own
         elif self._is_replicated:
             self._buffers = StepBuffers(self.model)
+        self._begun = 0
         before = self.committed
         agreement.enter(has_state=before >= 0)
         try:

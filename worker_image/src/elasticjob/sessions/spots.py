@@ -30,11 +30,11 @@ class Spots:
         self._tensors = tensors
         groups: dict[tuple[torch.device, int], _Group] = defaultdict(lambda: _Group([], []))
         for number, tensor in enumerate(tensors):
-            view = _view(tensor)
-            if view is not None:
+            words = view(tensor)
+            if words is not None:
                 group = groups[tensor.device, tensor.element_size()]
                 group.numbers.append(number)
-                group.views.append(view)
+                group.views.append(words)
         self._groups = list(groups.values())
 
     def read(self) -> list[torch.Tensor]:
@@ -45,12 +45,12 @@ class Spots:
         """The tensors whose words are not as they were read before."""
         found = []
         for group, then, now in zip(self._groups, before, self.read(), strict=True):
-            parts = torch.split((then != now).cpu(), [len(view) for view in group.views])
+            parts = torch.split((then != now).cpu(), [len(one) for one in group.views])
             found += [self._tensors[at] for at, part in zip(group.numbers, parts, strict=True) if bool(part.any())]
         return found
 
 
-def _view(tensor: torch.Tensor) -> torch.Tensor | None:
+def view(tensor: torch.Tensor) -> torch.Tensor | None:
     """Words that are spread over the tensor: bits, since no number that is not one equals itself."""
     words, row = _WORDS.get(tensor.element_size()), tensor.detach()
     if words is None or type(row) is not torch.Tensor or row.numel() == 0:

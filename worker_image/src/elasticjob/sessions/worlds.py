@@ -126,6 +126,13 @@ class Worlds:
         """The digests of all ranks: one message of eight bytes from each."""
         return [one for (one,) in messages.all_gather_integers([digest], self.groups.flags)]
 
+    def exchange_settings(self, mine: list[int]) -> list[list[int]]:
+        """Those of all ranks, in a group of which all ranks know how far each is."""
+        rows = messages.all_gather_integers(mine, dist.group.WORLD)
+        if self._meetings is not None:
+            self._meetings.leave_out()
+        return rows
+
     def give_up_corrupt(self, message: str) -> NoReturn:
         """Tell the agent that the state of this rank is wrong, and exit: another pod takes its place."""
         if self._client is not None:
