@@ -1,4 +1,4 @@
-"""What a script gives to its session, and how it reads batches: mistakes are told in words, before they cost anything."""
+"""What a script gives to its session, and how it reads batches: mistakes are told in words before they cost a thing."""
 
 from __future__ import annotations
 

@@ -151,6 +151,13 @@ def judge_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     )
 
 
+UNUSED = (
+    "a batch was read, and no step was made of it before the next one was read. If the script leaves it out, its"
+    " samples count as used. If it reads ahead, as a prefetcher does, each step has the share and the scale of another"
+    " batch: let it read ahead of the loader, session.batches(Prefetcher(loader))."
+)
+
+
 def judge_left(error: str) -> str:
     """What is wrong with a block that an exception has ended, in a script that goes on, where no rank can be asked."""
     return (
@@ -229,6 +236,11 @@ class Adviser:
     def look_at(self, loader: Any, sampler: Any) -> None:
         """The script reads batches of this loader."""
         self._tell("loader", judge_loader(loader, sampler))
+
+    def look_at_batch(self, is_used: bool) -> None:
+        """The script asks for the next batch. `is_used`: a block has begun since it has got the last one."""
+        if not is_used:
+            self._tell("unused", UNUSED)
 
     def begin(self, world: object) -> None:
         """A block begins, in this world."""

@@ -32,7 +32,7 @@ from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
-from elasticjob.sessions import alike, late_groups, meetings
+from elasticjob.sessions import alike, arguments, late_groups, meetings
 from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients, judge_outside
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence, Seen
@@ -125,6 +125,7 @@ class Session:
     one: its agent tells one session of the worlds.
     """
 
+    _is_used = False  # a block has begun since a batch was read
     _begun = 0  # steps that optimizers have begun to apply in this world
     _entered: alike.Entered | None = None
 
@@ -145,6 +146,7 @@ class Session:
     ) -> None:
         if _has_been:
             raise ConfigurationError(_ONE)
+        arguments.check(model, optimizer, sampler, extras)
         self._is_virtual = getattr(sampler, "virtual_ranks", None) is not None
         hooks = (self._begin_apply, self._end_apply)
         self._model_state = make_model_state(
@@ -162,11 +164,10 @@ class Session:
         if client is not None and model is not None:
             check_layers(model)
         _note_session(client is not None)
-        kept = extras if growth is None else {**extras, "growth": growth}
+        kept = {**extras, **({} if growth is None else {"growth": growth})}
         self._memory = Memory(self._model_state, sampler, kept, can_go_back=client is not None)
-        self._is_replicated = build is None
+        self._is_replicated, self._on_world = build is None, on_world
         self.sampler = sampler
-        self._on_world = on_world
         self._micro: Any = None
         # Ready: this rank has all gradients of the step, and waits for the other ranks.
         self._in_batches = self._closed = self._ready = False
@@ -308,11 +309,12 @@ class Session:
                 if self._worlds.state.is_lost:
                     self._break("a member was lost")
                     break
-                self._micro = micro
+                self._micro, self._is_used = micro, False
                 before = self.committed
                 if not self._fence.is_open:
                     self._memory.begin_batch()
                 yield batch
+                self._adviser.look_at_batch(self._is_used)
                 if self._left_by is not None:
                     self._settle()
                 self._memory.take_back_again()
@@ -351,8 +353,9 @@ class Session:
         if not self._in_batches and self._worlds.can_change and hasattr(self.sampler, "steps"):
             raise ConfigurationError(
                 "step() needs a batch from session.batches(loader): a loop over the loader itself, or over"
-                " sampler.steps(loader), goes on with the shares of a world that has ended. A loop that makes its own"
-                " data passes no such sampler to the session."
+                " sampler.steps(loader), goes on with the shares of a world that has ended, and one that reads ahead"
+                " with those of another batch: let it read ahead of the loader, session.batches(Prefetcher(loader))."
+                " A loop that makes its own data passes no such sampler to the session."
             )
         if not self._in_batches and self._worlds.is_running and self._worlds.state.is_lost:
             self._break("a member was lost")
@@ -365,6 +368,7 @@ class Session:
                 self._early.begin()
             self._worlds.begin_block(begins_step=not self._fence.is_open)
         self._memory.begin()
+        self._is_used = True
         self._fence.begin()
         self._adviser.begin(self.regroups)
         if self._tells:
