@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
-from elasticjob import ElasticDistributedSampler, Session
+from elasticjob import Checkpointer, ElasticDistributedSampler, Session
 
 EPOCHS, SAMPLES, BATCH = 3, 12, 4
 HOW = os.environ["HOW"]
@@ -46,6 +47,13 @@ def main() -> None:
         model.load_state_dict(before)
     if HOW == "scheduler":
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    if HOW == "barrier":
+        dist.barrier()
+    if HOW == "objects":
+        names = [f"run of {os.getpid()}"]
+        dist.broadcast_object_list(names, src=0)
+    if HOW == "checkpointer":
+        Checkpointer(OUT / "saved", model, optimizer, sampler=sampler)
     if HOW == "frozen":
         model[0].requires_grad_(False)
     for epoch in range(sampler.epoch, EPOCHS):

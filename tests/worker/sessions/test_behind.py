@@ -68,6 +68,9 @@ def test_weights_that_were_tried_and_put_back_are_no_change(tmp_path: Path) -> N
         ("weights", "has changed '0.weight' since Session(...)"),
         ("counter", "trains with other settings ('lr') than rank 0"),
         ("scheduler", "trains with other settings ('lr') than rank 0"),
+        ("barrier", "behind_program.py, line"),
+        ("objects", "in its on_world, which all ranks call together"),
+        ("checkpointer", "in its on_world, which all ranks call together"),
     ],
 )
 def test_a_joiner_that_would_train_another_model_ends_in_words(tmp_path: Path, how: str, told: str) -> None:
