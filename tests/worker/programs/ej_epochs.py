@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epoch-steps", type=int, default=1)
     parser.add_argument("--interruptible", action="store_true", help="put the evaluation into such a block")
-    parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in a step until this exists")
+    parser.add_argument("--linger", type=Path, help="rank 0 of three lingers in their third step until this exists")
     parser.add_argument("--direct", action="store_true", help="read the loader without the session")
     parser.add_argument("--other", action="store_true", help="read a loader with a sampler of its own from epoch 3 on")
     parser.add_argument("--from-zero", action="store_true", help="begin the loop with epoch 0, wherever the others are")
@@ -54,6 +54,7 @@ def main() -> None:
         count, epochs = both.tolist()
         note(ranks=count, epochs=epochs / count)
 
+    entered = (-1, -1)  # the last step before the present world, and its number
     for epoch in range(0 if args.from_zero else sampler.epoch, 10_000):
         if args.other and epoch == 3:
             loader = DataLoader(data, batch_sampler=ElasticDistributedSampler(data, global_batch_size=12))
@@ -62,7 +63,9 @@ def main() -> None:
         for (x,) in loader if args.direct else session.batches(loader):
             with session.step():
                 session.backward(session.model(x).square().mean())
-                if args.linger is not None and session.rank == 0 and session.world_size == 3:
+                entered = (session.committed, session.regroups) if entered[1] != session.regroups else entered
+                is_third = session.committed == entered[0] + 2  # in the first two, the ranks compare their settings
+                if args.linger is not None and session.rank == 0 and session.world_size == 3 and is_third:
                     note(lingers=True)
                     while not args.linger.exists():
                         time.sleep(0.02)

@@ -80,3 +80,20 @@ def test_a_batch_of_which_no_step_is_made_before_the_next_one_is_read_is_told(
     found = [one.message for one in caplog.records if "no step was made of it" in one.message]
     assert len(found) == told
     assert all("session.batches(Prefetcher(loader))" in one for one in found)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_second_block_of_a_batch_is_told(blocks: int, caplog: pytest.LogCaptureFixture) -> None:
+    """As the two turns of a GAN are written. Passes of one step that are accumulated have a batch each."""
+    parts = Parts()
+    parts.sampler.micro_batch_size = 2
+    session = Session(**parts.given)
+    for (x,) in session.batches(parts.loader):
+        for _ in range(blocks):
+            with session.step():
+                session.backward(session.model(x).sum())
+                if session.ends_step:
+                    parts.optimizer.step()
+                    parts.optimizer.zero_grad()
+    session.close()
+    assert any("a batch has a second block" in one.message for one in caplog.records) == (blocks > 1)

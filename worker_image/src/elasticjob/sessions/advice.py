@@ -158,6 +158,13 @@ UNUSED = (
 )
 
 
+TWICE = (
+    "a batch has a second block of `with session.step()`. Each block is a step, and a second one that a loss breaks is"
+    " not made again, as its batch counts as used: put all that belongs to a batch into one block. It may have several"
+    " backward passes and optimizers."
+)
+
+
 def judge_left(error: str) -> str:
     """What is wrong with a block that an exception has ended, in a script that goes on, where no rank can be asked."""
     return (
@@ -192,6 +199,12 @@ def find_script(files: Iterable[tuple[str, int]]) -> str:
         if not place and not file.startswith(_LIBRARIES):
             place = f"{file}, line {line},"
     return place
+
+
+def find_here() -> str:
+    """The line of the script that is executed now; "" where it is none of the script's own."""
+    calls = [(file, line) for file, line in _list_calls() if not file.startswith((_OWN, *_LIBRARIES))]
+    return f"{calls[0][0]}, line {calls[0][1]}," if calls else ""
 
 
 def _list_calls() -> Iterator[tuple[str, int]]:
@@ -235,34 +248,38 @@ class Adviser:
 
     def look_at(self, loader: Any, sampler: Any) -> None:
         """The script reads batches of this loader."""
-        self._tell("loader", judge_loader(loader, sampler))
+        self.tell("loader", judge_loader(loader, sampler))
 
     def look_at_batch(self, is_used: bool) -> None:
         """The script asks for the next batch. `is_used`: a block has begun since it has got the last one."""
         if not is_used:
-            self._tell("unused", UNUSED)
+            self.tell("unused", UNUSED)
 
     def begin(self, world: object) -> None:
         """A block begins, in this world."""
         self._inside, self._here = True, world
         if self._schedulers and world == self._world:  # in a new one, they may have been loaded
-            self._tell("scheduler", judge_schedules(self._counts, self._count()))
+            self.tell("scheduler", judge_schedules(self._counts, self._count()))
         groups, self._groups = self._groups, self._count_groups()
         if groups != self._groups:
             found = self._read_groups()
-            self._tell("groups", judge_groups(one for name in found for one in found[name][self._known[name] :]))
+            self.tell("groups", judge_groups(one for name in found for one in found[name][self._known[name] :]))
             self._known = {name: len(one) for name, one in found.items()}
 
     def look_at_gradients(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """A step ends without an optimizer."""
         if "gradients" not in self._told:
-            self._tell("gradients", judge_gradients(optimizers))
+            self.tell("gradients", judge_gradients(optimizers))
 
     def look_at_wait(self) -> None:
         """Somebody begins to wait for other ranks outside of any block."""
-        if "wait" not in self._told and threading.get_ident() == self._thread:
+        if "wait" not in self._told and self.is_of_script():
             place = find_script(_list_calls())
-            self._tell("wait", judge_wait(place) if place else "")
+            self.tell("wait", judge_wait(place) if place else "")
+
+    def is_of_script(self) -> bool:
+        """Whether the script's thread is here."""
+        return threading.get_ident() == self._thread
 
     def note_left(self, error: str) -> None:
         """An exception has ended a block, on this rank at least, and the script goes on."""
@@ -289,14 +306,15 @@ class Adviser:
         if not self._inside:
             return
         if not self._knows(optimizer):
-            self._tell("optimizer", judge_optimizer(optimizer))
+            self.tell("optimizer", judge_optimizer(optimizer))
         elif (seen := (self._here, id(optimizer), len(optimizer.param_groups))) not in self._seen:
             self._seen.add(seen)
-            self._tell("scheduled", judge_scheduled(optimizer, self._extras))
+            self.tell("scheduled", judge_scheduled(optimizer, self._extras))
             if not self._is_reduced(optimizer):
-                self._tell("outside", judge_outside(optimizer))
+                self.tell("outside", judge_outside(optimizer))
 
-    def _tell(self, topic: str, text: str) -> None:
+    def tell(self, topic: str, text: str) -> None:
+        """Once for each topic, on one rank, if there is a text."""
         if text and topic not in self._told:
             self._told.add(topic)
             if self._is_first():

@@ -136,6 +136,18 @@ def _read(parameter: torch.Tensor) -> torch.Tensor | None:
     return None if words is None else words.clone()
 
 
+def tell_together(place: str, *, is_joiner: bool) -> str:
+    """The sentence about what a script does with all ranks between `Session(...)` and its first step."""
+    done = f"{place or 'the script'} speaks to other ranks between Session(...) and its first step"
+    remedy = (
+        "Let the session do it in its on_world, which all ranks call together in each world, also to make a"
+        " Checkpointer or a group; or do it inside of a block."
+    )
+    if is_joiner:
+        return f"{done}, and those that train already will not answer. {remedy}"
+    return f"{done}. A process that joins later would do so alone, and ends with an error. {remedy}"
+
+
 def tell_put_back(names: Sequence[str]) -> str:
     return (
         f"the script has changed {', '.join(map(repr, names))} since Session(...), where this rank has got the state of"

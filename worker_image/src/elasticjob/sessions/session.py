@@ -33,7 +33,7 @@ from elasticjob.data.virtual_ranks import VirtualRanks
 from elasticjob.env import is_in_process
 from elasticjob.errors import ConfigurationError, StepsDifferError, WorldLostError
 from elasticjob.sessions import alike, arguments, late_groups, meetings
-from elasticjob.sessions.advice import Adviser, check_sampler, has_gradients, judge_outside
+from elasticjob.sessions.advice import TWICE, Adviser, check_sampler, find_here, has_gradients, judge_outside
 from elasticjob.sessions.early import Early
 from elasticjob.sessions.fence import Fence, Seen
 from elasticjob.sessions.memory import Memory
@@ -44,6 +44,7 @@ from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
 from elasticjob.torchcompat import devices, graphs, optimizers, waits
+from elasticjob.torchcompat import groups as groups_of_torch
 from elasticjob.torchcompat.groups import count_by_kind, count_messages, count_queued
 
 logger = logging.getLogger("elasticjob")
@@ -125,6 +126,7 @@ class Session:
     one: its agent tells one session of the worlds.
     """
 
+    _went_back = False  # to a step before the last one, in the same world
     _is_used = False  # a block has begun since a batch was read
     _begun = 0  # steps that optimizers have begun to apply in this world
     _entered: alike.Entered | None = None
@@ -199,7 +201,6 @@ class Session:
         )
         self._block: Block | None = None  # between two steps, of the script's
         self._left_by: str | None = None  # the exception that has ended the last block, but not what it holds
-        self._went_back = False  # to a step before the last one, in the same world
         if client is not None:
             late_groups.allow_repeats(lasting)
             waits.tell(self._note, self._look_at_wait)
@@ -210,6 +211,7 @@ class Session:
         self._worlds.enter_first(alone=build is not None or on_world is not None)
         # What this rank had in its first world, until its first step.
         self._entered = None if client is None else self._memory.note_entered()
+        self._stop_watching = groups_of_torch.watch_use(self._look_at_use) if client is not None else lambda: None
 
     @property
     def model(self) -> Any:
@@ -367,8 +369,8 @@ class Session:
                 self._memory.begin_step(self._in_batches)
                 self._early.begin()
             self._worlds.begin_block(begins_step=not self._fence.is_open)
+        self._use_batch()
         self._memory.begin()
-        self._is_used = True
         self._fence.begin()
         self._adviser.begin(self.regroups)
         if self._tells:
@@ -397,6 +399,11 @@ class Session:
             self._left_by = _describe(error) if self.committed == before else None
             raise
         self._adviser.end(self.regroups)
+
+    def _use_batch(self) -> None:
+        if self._in_batches and self._is_used and not self._fence.is_open:
+            self._adviser.tell("twice", TWICE)
+        self._is_used = True
 
     def _begin_virtual(self, virtual: VirtualRanks) -> None:
         if self._micro is None:
@@ -442,6 +449,7 @@ class Session:
     def _look_since_entry(self, entered: alike.Entered) -> None:
         """The script begins to train. What it has changed since `Session(...)`, a joiner has changed alone."""
         self._entered = None
+        self._stop_watching()
         if put_back := entered.put_back():
             logger.warning("Session: %s", alike.tell_put_back(put_back))
         if changed := entered.find_changed():
@@ -450,6 +458,16 @@ class Session:
                 raise ConfigurationError(text)
             if self.rank == 0:
                 logger.warning("Session: %s", text)
+
+    def _look_at_use(self) -> None:
+        """The script is about to speak to other ranks. Until its first step, a joiner does so alone, and kills them."""
+        if self._entered is None or not self._adviser.is_of_script():
+            return
+        text = alike.tell_together(find_here(), is_joiner=self._entered.is_joiner)
+        if self._entered.is_joiner:
+            self._stop_watching()  # what it does while it ends is its own
+            raise ConfigurationError(text)
+        self._adviser.tell("together", text)
 
     def _compare_settings(self) -> None:
         """Before the first optimizer of a step. Raises ConfigurationError if this rank would train another model."""
@@ -555,6 +573,8 @@ class Session:
         Raises StepsDifferError if other ranks make further steps, unless an exception ends the script anyway.
         """
         self._adviser.close()
+        self._entered = None
+        self._stop_watching()
         if self._worlds.can_change:
             self._forget_strangers()
         if self._closed or not dist.is_initialized():
@@ -575,6 +595,8 @@ class Session:
 
     def _begin_pass(self, *_: Any) -> None:
         """Of the model. In a step, its buffers are kept, until the optimizers have applied it."""
+        if self._entered is not None and self.world_size > 1 and next(self.model.buffers(), None) is not None:
+            self._look_at_use()  # DDP sends them
         if not self._fence.is_open or self._memory.is_applied:
             self._buffers.keep_again()
         self._early.begin_pass()

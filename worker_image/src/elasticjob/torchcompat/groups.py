@@ -24,6 +24,11 @@ _NAMES = f"{_WORLD}.pg_names"
 _MAKE = "torch.distributed.distributed_c10d._new_process_group_helper"
 _CLASS = "torch._C._distributed_c10d.ProcessGroup"
 _MESSAGES = ("send", "recv", "recv_anysource")
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier", "gather", "scatter"),
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base", "alltoall", "alltoall_base"),
+)
 _ENTERED = "torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group"
 _RECORDER = "torch._C._distributed_c10d._dump_fr_trace_json"
 _STORE = "torch.distributed.distributed_c10d._get_default_store"
@@ -278,6 +283,40 @@ def _count_entered(group: Any) -> int:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
         return sum(int(backend._get_sequence_number_for_group()) for backend in _find_backends(group))
+
+
+def watch_use(note: Callable[[], None]) -> Callable[[], None]:
+    """Call `note` before each collective and message in groups of several ranks, and before each group that is made,
+    until what is returned is called. If it raises, nothing has been sent.
+    """
+    kept: list[tuple[Any, str, Any]] = []
+
+    def put(owner: Any, name: str, is_of_several: Callable[[Any], bool]) -> None:
+        if name not in vars(owner):
+            return
+        use = getattr(owner, name)
+
+        @functools.wraps(use)
+        def note_and_use(*given: Any, **more: Any) -> Any:
+            if is_of_several(given[0]):
+                note()
+            return use(*given, **more)
+
+        kept.append((owner, name, vars(owner)[name]))  # which binds its first argument, unlike what a class gives
+        setattr(owner, name, note_and_use)
+
+    for name in (*_COLLECTIVES, *_MESSAGES) if (kind := probe.find(_CLASS)) is not None else ():
+        put(kind, name, lambda group: bool(group.size() > 1))
+    if probe.find(_MAKE) is not None:
+        module, _, name = _MAKE.rpartition(".")
+        put(probe.find(module), name, lambda _: True)
+
+    def stop() -> None:
+        while kept:
+            owner, name, use = kept.pop()
+            setattr(owner, name, use)
+
+    return stop
 
 
 def watch_messages() -> None:
