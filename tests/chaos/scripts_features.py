@@ -30,6 +30,7 @@ class Lines:
     before: list[str] = field(default_factory=list)  # between the gradients and the optimizers
     turns: set[str] = field(default_factory=set)  # optimizers that step by themselves
     zeros: str = ""  # arguments of zero_grad
+    zeroes_first: bool = False  # and not after the optimizers
     scaler: bool = False
     spikes: bool = False  # some losses are infinite
     slow: bool = False  # a pass takes its time, so that most losses break a step
@@ -1796,13 +1797,34 @@ LENIENT = Feature(
     "lenient loading", "`load_state_dict(strict=False)`, with a key too many", _checkpoint("lenient"), (DDP, VIRTUAL)
 )
 
+
+def _zero_first(lines: Lines) -> None:
+    lines.zeroes_first = True
+    lines.inputs.insert(0, "for one in optimizers.values(): one.zero_grad()")
+
+
+FIRST = Feature(
+    "gradients dropped first",
+    "`zero_grad()` before the pass, so that they are there between two steps",
+    _zero_first,
+    (DDP, FSDP),
+    without=(
+        *_ONCE,
+        "adversaries in turn",
+        "closures",
+        "gradients kept as zeros",
+        "groups that are added later",
+        "two backward passes",
+    ),
+)
+
 GROUPS = {
     "parameters and buffers": MODELS,
     "layers": (*LAYERS, FOLLOWER, LATER, QUEUE, *REPOSITORIES[-2:], OFFLOADED),
     "optimizers": (*OPTIMIZERS, TWO, GROUPED, ADDED, ZERO),
     "schedulers": (*SCHEDULERS, VALIDATED),
     "around the step": (*AROUND, SCALER_OFF),
-    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES, *REPOSITORIES[:-2], *HABITUAL),
+    "losses and gradients": (*LOSSES, TWICE, NOISE, POLICY, CLOSURES, *REPOSITORIES[:-2], *HABITUAL, FIRST),
     "data": (*DATA, *LOADERS, *SOURCES, STREAM, STATEFUL, DIVIDED, INFERENCE),
     "options of DDP, and compilation": (*WRAPS, COMPILE),
     "checkpoints": (*CHECKPOINTS, NEWEST, LINKED, ARRAYS, ASYNC, MODELS_SAVED, LENIENT),

@@ -661,6 +661,8 @@ def choose(chance: random.Random, engine: str) -> list[Feature]:
         chosen = [saved if one.name == "torch.save" or one in files else one for one in chosen]
     if chance.random() < 0.1 and engine != VIRTUAL:
         chosen = favour(features.SINKING, chosen)
+    if chance.random() < 0.2 and engine != VIRTUAL:
+        chosen = favour(features.FIRST, chosen)
     return chosen
 
 
@@ -711,6 +713,7 @@ def _write_common(lines: Lines, every: int, steps: int) -> str:
     # The passes of a closure are made while the optimizer steps: their mean is known only after it.
     mean = "mean_over_ranks()" if lines.closure else "value"
     after = [one.replace("mean_over_ranks(loss)", mean) for one in lines.after]
+    zeros = [f"optimizers[{name!r}].zero_grad({lines.zeros})" for name in lines.optimizers]
     return _COMMON.format(
         steps=steps,
         every=every,
@@ -723,7 +726,7 @@ def _write_common(lines: Lines, every: int, steps: int) -> str:
         before=_block([] if lines.closure else loops, 1),
         collect=_block(lines.collect, 1),
         step=_block(step, 1),
-        zero=_block([f"optimizers[{name!r}].zero_grad({lines.zeros})" for name in lines.optimizers], 1),
+        zero=_block([] if lines.zeroes_first else zeros, 1),
         after=_block(after, 1),
     )
 

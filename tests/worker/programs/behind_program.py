@@ -79,7 +79,11 @@ def main() -> None:
             if scheduler is not None:
                 scheduler.step()
             if session.committed == step:
-                row = {"step": step, "rank": session.rank, "rate": float(optimizer.param_groups[0]["lr"])}
+                row: dict[str, object] = {
+                    "step": step,
+                    "rank": session.rank,
+                    "rate": float(optimizer.param_groups[0]["lr"]),
+                }
                 row |= {"sum": float(sum(one.detach().double().sum() for one in model.parameters()))}
                 row |= {"trains": [one.requires_grad for one in model.parameters()]}
                 with (OUT / f"{os.getpid()}.jsonl").open("a") as lines:
