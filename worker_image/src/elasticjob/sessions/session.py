@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -129,7 +129,7 @@ class Session:
     _went_back = False  # to a step before the last one, in the same world
     _is_used = False  # a block has begun since a batch was read
     _begun = 0  # steps that optimizers have begun to apply in this world
-    _entered: alike.Entered | None = None
+    _entered = cast("alike.Entered | None", None)  # what this rank had in its first world, until its first step
 
     def __init__(
         self,
@@ -209,7 +209,6 @@ class Session:
                 self.model.watch(self._begin_pass, self._survive_pass)
         # Shards need a group even with one rank, and so does what `on_world` creates.
         self._worlds.enter_first(alone=build is not None or on_world is not None)
-        # What this rank had in its first world, until its first step.
         self._entered = None if client is None else self._memory.note_entered()
         self._stop_watching = groups_of_torch.watch_use(self._look_at_use) if client is not None else lambda: None
 
