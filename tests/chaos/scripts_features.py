@@ -216,6 +216,8 @@ _REAL = ("complex parameters",)  # what torch's optimizer itself cannot train
 _ALWAYS = (*_REAL, "late parameters", "alternating parameters", "half precision")
 # When a script restores them, torch casts the numbers in their state to the type of each parameter.
 _COARSE = ("half precision", "autocast")
+# `set_optimizer_state_dict` of torch drops what an optimizer keeps of frozen parameters, as this one from its start.
+_FROZEN_LOST = ("torch's distributed checkpoint", "torch's asynchronous checkpoint")
 OPTIMIZERS: tuple[Feature, ...] = (
     _plain("SGD", "SGD(PARAMS, lr=0.05)"),
     _plain("SGD with momentum", "SGD(PARAMS, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)"),
@@ -228,9 +230,15 @@ OPTIMIZERS: tuple[Feature, ...] = (
     _plain("Adamax", "Adamax(PARAMS, lr=0.01)"),
     _plain("NAdam", "NAdam(PARAMS, lr=0.01)", without=_COARSE),
     _plain("RAdam", "RAdam(PARAMS, lr=0.01)"),
-    _plain("Adagrad", "Adagrad(PARAMS, lr=0.05)", (DDP, VIRTUAL)),
+    _plain("Adagrad", "Adagrad(PARAMS, lr=0.05)", (DDP, VIRTUAL), without=_FROZEN_LOST),
     _plain("Adadelta", "Adadelta(PARAMS, lr=1.0)"),
-    _plain("Adafactor", "Adafactor(PARAMS, lr=0.02)", (DDP, VIRTUAL), without=(*_REAL, "scalar parameters")),
+    # With its own eps, rounding counts where a gradient is 0, as that of the bias of an attention's keys.
+    _plain(
+        "Adafactor",
+        "Adafactor(PARAMS, lr=0.02, eps=(1e-8, 1e-3))",
+        (DDP, VIRTUAL),
+        without=(*_REAL, "scalar parameters"),
+    ),
     _plain("ASGD", "ASGD(PARAMS, lr=0.02, t0=5)", without=_COARSE),
     _plain("RMSprop", "RMSprop(PARAMS, lr=0.003, momentum=0.5, centered=True)"),
     _plain("Rprop", "Rprop(PARAMS, lr=0.003)", (VIRTUAL,)),
@@ -1038,9 +1046,10 @@ _AHEAD = """
 class Ahead(DataLoader):
     def __iter__(self):
         ready = queue.Queue(3)
+        batches = super().__iter__()  # which draws a number, and so not beside a pass
 
         def read():
-            for batch in super(Ahead, self).__iter__():
+            for batch in batches:
                 ready.put(batch)
             ready.put(None)
 

@@ -219,6 +219,7 @@ sampler = {sampler_class}({data}, global_batch_size=GLOBAL_BATCH{sampler})
 loader = {loader_class}({data}, batch_sampler=sampler{loader})
 {checkpoint}
 step = restore()
+net.at = max(0, step - 1)  # for an evaluation that comes before the next step
 place = dict(generation=world.generation, rank=world.rank, world=world.world_size)
 note(step, place, name="restored")
 {start}
