@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 STORIES = {
     name
-    for folder in ("controller/simulation", "integration")
+    for folder in ("controller/simulation", "integration", "integrations")
     for file in (ROOT / "tests" / folder).glob("test_*.py")
     for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
 }
