@@ -436,3 +436,25 @@ def test_operator_crash_between_two_writes(writes: int) -> None:
     cluster.run_until(lambda: cluster.size == 4)
     cluster.run(30)
     assert len(cluster.pods) == 4
+
+
+@pytest.mark.parametrize(
+    ("elastic", "replicas", "size"),
+    [
+        ({"replicaDiscreteValues": [3, 1]}, 2, 1),
+        ({"replicaIncrementStep": 2}, 4, 3),
+        ({"mesh": [{"name": "data"}, {"name": "tensor", "size": 2}]}, 5, 4),
+    ],
+)
+def test_a_size_that_is_not_allowed_is_told_with_the_field(
+    elastic: dict[str, object], replicas: int, size: int
+) -> None:
+    cluster = Cluster(make_spec(1, 6, replicas=replicas, elasticPolicy=elastic))
+    cluster.run_until(lambda: cluster.size == size)
+    cluster.run(60)
+    found = cluster.status.condition("Degraded")
+    assert found is not None
+    assert found.message.startswith(
+        f"{size} of {replicas} requested pods are training: {size} is the largest legal size of at most {replicas}"
+    )
+    assert f"elasticPolicy.{next(iter(elastic))}" in found.message
