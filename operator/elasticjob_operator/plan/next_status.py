@@ -159,8 +159,9 @@ def _find_problem(
     if left.reason and (found is None or found[0] == "BelowWanted"):
         return left.reason, left.message
     if found is not None and found[0] == "BelowWanted":
-        queued = (found[0], f"{found[1]}: {size.reason}") if size.limited_by == "queue" else found
-        return backoff_rules.describe(status) or queued
+        is_limited = size.limited_by in ("queue", "legalSizes")
+        limited = (found[0], f"{found[1]}: {size.reason}") if is_limited else found
+        return backoff_rules.describe(status) or limited
     return found or _find_difference(seen, spec, status)
 
 

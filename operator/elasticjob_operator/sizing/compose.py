@@ -61,11 +61,10 @@ def ask_legal_sizes(view: View, size: int) -> Answer:
     """The largest legal size of at most `size`. If none is legal, keep the pods, which then wait."""
     failed = view.room.failed_sizes
     found = legal.sizes_of(view.spec, size, failed).legal(size)
-    reason = retreat.describe(failed) if size in failed else f"{found} is the largest legal size of at most {size}"
-    step = view.spec.layout.step
-    if step > 1 and size not in failed:
-        reason += f": with elasticPolicy.mesh, {step} pods are needed for whole copies of the model"
-    return Answer(at_most=found or None, reason=reason)
+    if found == size:
+        return Answer()
+    allowed = f"{found} is the largest legal size of at most {size}: with {legal.describe_rule(view.spec)}"
+    return Answer(at_most=found or None, reason=retreat.describe(failed) if size in failed else allowed)
 
 
 def ask_room(view: View, size: int) -> Answer:

@@ -60,6 +60,16 @@ def sizes_of(spec: api.Spec, wanted: int, failed: Iterable[int] = ()) -> Sizes:
     return Sizes(least, wanted, step, tuple(elastic.replica_discrete_values or ()), tuple(failed))
 
 
+def describe_rule(spec: api.Spec) -> str:
+    """Which field forbids sizes."""
+    elastic, step = spec.elastic_policy, spec.layout.step
+    if elastic.replica_discrete_values:
+        return "elasticPolicy.replicaDiscreteValues" + (" and elasticPolicy.mesh" if step > 1 else "")
+    if elastic.mesh is not None:
+        return f"elasticPolicy.mesh, {step} pods are needed for whole copies of the model"
+    return f"elasticPolicy.replicaIncrementStep {elastic.replica_increment_step or 1}"
+
+
 def describe_none(spec: api.Spec) -> str:
     """Why no size is legal."""
     values, step = spec.elastic_policy.replica_discrete_values, spec.layout.step

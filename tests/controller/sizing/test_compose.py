@@ -74,7 +74,13 @@ def test_what_each_source_makes_of_a_size(source: Source, view: View, size: int,
         ),
         pytest.param(
             make_view(replicaIncrementStep=4, spares=1),
-            Size(8, 6, 7, "legalSizes", "6 is the largest legal size of at most 8"),
+            Size(
+                8,
+                6,
+                7,
+                "legalSizes",
+                "6 is the largest legal size of at most 8: with elasticPolicy.replicaIncrementStep 4",
+            ),
             id="spares are added to a legal size",
         ),
         pytest.param(
