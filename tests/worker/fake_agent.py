@@ -76,6 +76,13 @@ class FakeAgent:
         """A further rank, which waits for its first world."""
         self.ranks.append(self._spawn(None, variables))
 
+    def let_join(self, **variables: str) -> None:
+        """A further rank joins: the world ends by announcement, and scripts that wait for the file `told` go on."""
+        self.join(**variables)
+        self.wait(lambda: self.ranks[-1].pid in self.idle, "the joiner")
+        self.tell(announced=True)
+        (self._folder / "told").touch()
+
     def tell(self, announced: bool) -> None:
         """The present world ends: by announcement, or by a loss."""
         self._told = self.generation

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-_AFFINITY: Final = "preferredDuringSchedulingIgnoredDuringExecution requiredDuringSchedulingIgnoredDuringExecution"
+from elasticjob_operator.api.podtemplate import PREFERRED, REQUIRED
+
+_AFFINITY: Final = f"{PREFERRED} {REQUIRED}"
 # Kind of object → its fields, in Kubernetes 1.36.
 _FIELDS: Final = {
     "template": "apiVersion kind metadata spec",

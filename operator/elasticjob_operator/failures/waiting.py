@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from elasticjob_operator.api.podtemplate import REQUIRED
 from elasticjob_operator.failures.nodes import NEW_NODE_SECONDS
 from elasticjob_operator.model.observe import Pod
 from elasticjob_operator.untyped import as_object, list_objects
@@ -252,7 +253,7 @@ def _name_chosen(template: Mapping[str, Any]) -> Iterator[str]:
     chosen = as_object(template.get("nodeSelector"))
     if chosen:
         yield f"nodeSelector: {_join(f'{key}={_show(value)}' for key, value in chosen.items())}"
-    if as_object(as_object(template.get("affinity")).get("nodeAffinity")).get(_REQUIRED):
+    if as_object(as_object(template.get("affinity")).get("nodeAffinity")).get(REQUIRED):
         yield "affinity.nodeAffinity"
     if template.get("runtimeClassName"):
         yield f"runtimeClassName: {template['runtimeClassName']}, which may choose nodes"
@@ -276,7 +277,7 @@ def _name_spread(template: Mapping[str, Any]) -> Iterator[str]:
 
 def _name_neighbours(template: Mapping[str, Any]) -> Iterator[str]:
     for kind in ("podAffinity", "podAntiAffinity"):
-        rules = list_objects(as_object(as_object(template.get("affinity")).get(kind)).get(_REQUIRED))
+        rules = list_objects(as_object(as_object(template.get("affinity")).get(kind)).get(REQUIRED))
         if rules:
             yield f"affinity.{kind}: {_join(str(one.get('topologyKey')) for one in rules)}"
 
@@ -329,7 +330,6 @@ def _list_containers(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*list_objects(template.get("initContainers")), *list_objects(template.get("containers"))]
 
 
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _LACKING: Final = re.compile(r"Insufficient ([a-zA-Z0-9./_-]*[a-zA-Z0-9])")
 _OF_OVERHEAD: Final = frozenset({"cpu", "memory"})
 # Words of kubelets and of the container runtime.

@@ -100,15 +100,15 @@ def _find_source(
     """`users`: the pods whose memory the next world, of `size` pods, can use."""
     pods, at = range(len(world)), {uid: pod for pod, uid in enumerate(world)}
     keepers = keeping.keepers or tuple((pod + 1) % len(world) for pod in pods)
+    if not keeping.copied:
+        cut = Cut(1, len(world) * cut.nproc, cut.nproc)  # all ranks together have one model
     there = {at[uid] for uid in users if uid in at}
     alive = {at[uid] for uid in users if uid in at and uid not in emptied}
-    copies = len(world) * cut.nproc // cut.parts if keeping.copied else 1
-    is_cut = cut.parts > 1 or not keeping.copied
+    copies, is_cut = len(world) * cut.nproc // cut.parts, cut.parts > 1
 
     def have(of_pods: Iterable[int]) -> bool:
         """Whether these pods of the old world have all of the model."""
-        found = frozenset(part for pod in of_pods for part in _find_parts(cut, keeping, pod, len(world)))
-        return len(found) == (cut.parts if keeping.copied else len(world) * cut.nproc)
+        return len({part for pod in of_pods for part in cut.find_parts(pod, len(world))}) == cut.parts
 
     if keeping.stays and alive and (not is_cut or (copies > 1 and have(alive))):
         return Source.RANKS
@@ -120,11 +120,6 @@ def _find_source(
         if not is_cut or (size == len(world) and is_there):
             return Source.SNAPSHOTS
     return Source.FILE if keeping.save_every else Source.NOTHING
-
-
-def _find_parts(cut: Cut, keeping: Keeping, pod: int, pods: int) -> frozenset[int]:
-    """The parts of the model that a pod has: if nothing is copied, each rank has one of its own."""
-    return cut.find_parts(pod, pods) if keeping.copied else frozenset(range(pod * cut.nproc, (pod + 1) * cut.nproc))
 
 
 def _count_steps(source: Source, keeping: Keeping) -> int | None:

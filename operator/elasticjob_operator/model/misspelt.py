@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from elasticjob_operator.api import fields, podfields
+from elasticjob_operator.api.podtemplate import PREFERRED, REQUIRED
 
 FIELDS: Final[Mapping[str, frozenset[str]]] = {
     **podfields.POD_FIELDS,
     "job": frozenset(fields.FIELDS),
 }
-_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # (kind, field) → the kind of what is in it.
 _INNER: Final = {
     ("template", "spec"): "pod",
@@ -48,10 +47,10 @@ _INNER: Final = {
     ("affinity", "nodeAffinity"): "affinity to nodes",
     ("affinity", "podAffinity"): "affinity to pods",
     ("affinity", "podAntiAffinity"): "affinity to pods",
-    ("affinity to nodes", _PREFERRED): "weight of nodes",
-    ("affinity to nodes", _REQUIRED): "selector of nodes",
-    ("affinity to pods", _PREFERRED): "weight of pods",
-    ("affinity to pods", _REQUIRED): "term of pods",
+    ("affinity to nodes", PREFERRED): "weight of nodes",
+    ("affinity to nodes", REQUIRED): "selector of nodes",
+    ("affinity to pods", PREFERRED): "weight of pods",
+    ("affinity to pods", REQUIRED): "term of pods",
     ("selector of nodes", "nodeSelectorTerms"): "term of nodes",
     ("weight of nodes", "preference"): "term of nodes",
     ("weight of pods", "podAffinityTerm"): "term of pods",

@@ -43,8 +43,8 @@ class Quota:
     reason: str
     message: str
     shares: tuple[Share, ...] = ()  # in the order of their indices, of which none is in two
-    is_sent_on: bool = False  # once it is admitted, the job runs in another cluster, which says how it is ...
-    cluster: str = ""  # ... and the name of that, once it is known
+    is_sent_on: bool = False  # once it is admitted, the job runs in another cluster, which says how it is
+    cluster: str = ""  # the name of that cluster, once it is known
 
     @property
     def pods(self) -> int:

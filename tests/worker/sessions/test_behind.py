@@ -20,11 +20,7 @@ def join(folder: Path, how: str, step: int) -> FakeAgent:
     with FakeAgent(PROGRAM, folder, HOW=how, HOLD=str(step)) as agent:
         agent.start(2)
         agent.wait(lambda: any(row["step"] == step - 1 for row in agent.rows), "the steps before it")
-        agent.join()
-        agent.wait(lambda: agent.ranks[-1].pid in agent.idle, "the joiner")
-        agent.tell(announced=True)
-        (folder / "told").touch()
-        agent.form()
+        agent.let_join()
         agent.run()
     return agent
 

@@ -36,11 +36,7 @@ def test_a_joiner_whose_first_step_is_broken_draws_as_those_whose_state_it_has(t
     with FakeAgent(PROGRAM, tmp_path, LOST="2", WAITS="1") as agent:
         agent.start(ranks)
         agent.wait(lambda: any(row["step"] == 1 for row in agent.rows), "two steps")
-        agent.join()
-        agent.wait(lambda: agent.ranks[-1].pid in agent.idle, "the joiner")
-        agent.tell(announced=True)
-        (tmp_path / "told").touch()
-        agent.form()
+        agent.let_join()
         agent.run()
         drawn = find_drawn(agent)
     assert sorted(agent.ended) == [0] * ranks + [9]

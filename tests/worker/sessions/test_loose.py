@@ -24,10 +24,7 @@ def test_a_rank_that_joins_gets_them(tmp_path: Path) -> None:
     with FakeAgent(PROGRAM, tmp_path / "joined", HOW="script") as agent:
         agent.start(2)
         agent.wait(lambda: [row["step"] for row in agent.rows].count(5) == 2, "six steps")
-        agent.join(RANK_SEED="5")
-        agent.wait(lambda: bool(agent.idle), "the joiner")
-        agent.tell(announced=True)
-        (tmp_path / "joined/told").touch()
+        agent.let_join(RANK_SEED="5")
         agent.run()
     assert sorted(agent.ended) == [0, 0, 0]
     assert [row["step"] for row in agent.rows if row["generation"] == 2].count(STEPS - 1) == 3
@@ -39,10 +36,7 @@ def test_all_ranks_begin_with_the_same(tmp_path: Path) -> None:
     with FakeAgent(PROGRAM, tmp_path, HOW="script") as agent:
         agent.start(1, RANK_SEED="1")
         agent.wait(lambda: bool(agent.rows), "a step")
-        agent.join(RANK_SEED="2")
-        agent.wait(lambda: bool(agent.idle), "the joiner")
-        agent.tell(announced=True)
-        (tmp_path / "told").touch()
+        agent.let_join(RANK_SEED="2")
         agent.run()
     last = [row["weights"] for row in agent.rows if row["step"] == STEPS - 1]
     assert len(last) == 2

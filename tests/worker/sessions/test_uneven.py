@@ -106,10 +106,7 @@ def test_a_loop_that_counts_its_epochs_is_told_how_to_end(tmp_path: Path) -> Non
     with FakeAgent(PROGRAMS / "stream_program.py", tmp_path) as agent:
         agent.start(2)
         agent.wait(lambda: [row["step"] for row in agent.rows].count(5) == 2, "six steps")
-        agent.join()
-        agent.wait(lambda: bool(agent.idle), "the joiner")
-        agent.tell(announced=True)
-        (tmp_path / "told").touch()
+        agent.let_join()
         agent.run()
     assert sorted(agent.ended) == [0, 1, 1], "the joiner trains on alone"
     assert agent.log.count("StepsDifferError: ") == 2

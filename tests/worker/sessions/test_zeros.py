@@ -36,10 +36,7 @@ def test_a_joiner_steps_as_the_others(tmp_path: Path, undisturbed: dict[int, flo
     with FakeAgent(PROGRAM, folder, JOINED=str(joined)) as agent:
         agent.start(1)
         agent.wait(lambda: any(row["step"] == joined - 1 for row in agent.rows), "the first steps")
-        agent.join()
-        agent.wait(lambda: bool(agent.idle), "the joiner")
-        agent.tell(announced=True)
-        Path(folder, "told").touch()
+        agent.let_join()
         agent.run()
         assert read(agent) == pytest.approx(undisturbed, abs=1e-6)
 

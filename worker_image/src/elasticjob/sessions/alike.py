@@ -132,6 +132,7 @@ class Entered:
 
 
 def _read(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Some of its words, from the memory that it has now: a script may give it other memory."""
     words = view(parameter)
     return None if words is None else words.clone()
 

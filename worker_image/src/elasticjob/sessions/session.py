@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -129,7 +129,7 @@ class Session:
     _went_back = False  # to a step before the last one, in the same world
     _is_used = False  # a block has begun since a batch was read
     _begun = 0  # steps that optimizers have begun to apply in this world
-    _entered = cast("alike.Entered | None", None)  # what this rank had in its first world, until its first step
+    _entered: alike.Entered | None = None  # what this rank had in its first world, until its first step
 
     def __init__(
         self,
