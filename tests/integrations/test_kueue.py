@@ -323,7 +323,7 @@ class TestPreemption:
         queues.make("gpus", 2)
         queues.submit("low", "gpus", priority="low", **spec)
         last_saves.await_archived(jobs, "low")
-        starts = len(last_saves.read_journal(store, "start"))
+        starts = last_saves.count_starts(store)
         queues.submit("high", "gpus", priority="high", **bounds(1, 1))
         jobs.await_world("high", 1, timeout=120)
         jobs.await_condition("low", "Suspended", timeout=120)
