@@ -241,6 +241,64 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             "spec.dnsConfig: Required value", {}, "InvalidTemplate", "dnsConfig", id="a field that is missing"
         ),
         pytest.param(
+            "spec.securityContext.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID cannot "
+            "both be enabled",
+            {"shareProcessNamespace": True, "hostPID": True},
+            "InvalidTemplate",
+            "shareProcessNamespace",
+            id="a field that the server keeps elsewhere than pods have it",
+        ),
+        pytest.param(
+            "spec.securityContext.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID cannot "
+            "both be enabled",
+            {"hostPID": True},
+            "PodAltered",
+            "shareProcessNamespace",
+            id="a field that the server keeps elsewhere, and a webhook has added",
+        ),
+        pytest.param(
+            "spec.hostNetwork: Invalid value: false: hostNetwork must be true if pod contains any hostProcess containers",
+            {"securityContext": {"windowsOptions": {"hostProcess": True}}},
+            "InvalidTemplate",
+            "hostNetwork",
+            id="a field that is wrong because it is not there",
+        ),
+        pytest.param(
+            'spec.containers[0].ports[1].hostPort: Duplicate value: "TCP//5"',
+            {"containers": [{"name": "a", "ports": [{"containerPort": 1, "hostPort": 5}, {"hostPort": 5}]}]},
+            "InvalidTemplate",
+            "hostPort",
+            id="a port of the node twice, which the server tells with its protocol and address",
+        ),
+        pytest.param(
+            'spec.containers[0].ports[1].hostPort: Duplicate value: "TCP//5"',
+            {"containers": [{"name": "a", "ports": [{"containerPort": 1, "hostPort": 5}]}]},
+            "PodAltered",
+            "ports[1]",
+            id="a port of the node that a webhook has added",
+        ),
+        pytest.param(
+            'spec.containers[0].resources.claims[1]: Duplicate value: "g/r"',
+            {"containers": [{"name": "a", "resources": {"claims": [{"name": "g", "request": "r"}] * 2}}]},
+            "InvalidTemplate",
+            "claims[1]",
+            id="a request of a claim twice",
+        ),
+        pytest.param(
+            "spec.containers[0].env[1].name: Required value",
+            {"containers": [{"name": "a", "env": [{"name": "PET_RDZV_ID"}, {"name": "", "value": "/data"}]}]},
+            "InvalidTemplate",
+            '; containers[0] is a, containers[0].env[1] is {"name": "", "value": "/data"}',
+            id="an item without a name: the operator's are before it, so its number is another than the template's",
+        ),
+        pytest.param(
+            'spec.containers[0].env[1].name: Invalid value: "A\\nB": a valid environment variable name',
+            {"containers": [{"name": "a", "env": [{"name": "PET_RDZV_ID"}, {"name": "A\nB"}]}]},
+            "InvalidTemplate",
+            "; containers[0] is a, containers[0].env[1] is 'A\\nB'",
+            id="an item whose name is of two lines",
+        ),
+        pytest.param(
             "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'tags' with binding 'team' denied request: no tag",
             {},
             "CreateForbidden",
