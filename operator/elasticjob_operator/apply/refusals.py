@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from elasticjob_operator import numerals, quantity
@@ -22,6 +24,8 @@ _UNCHECKED: Final = "some validation rules were not checked"  # beside what is i
 _DEEPEST: Final = 12  # levels of a pod in which quantities are looked for
 _LONGEST_KEY: Final = 64  # characters of a key of the pod
 _MOST_TOLD: Final = 16
+_MOST_SHOWN: Final = 3  # fields of an item that has no name
+_LARGEST_SHOWN: Final = 2**63  # no field is larger
 _MOST_LOOKED: Final = 3_000  # lists, objects and quantities of a pod that are looked at: no sensible one has more
 _NO_AUTOSCALER: Final = "AutoscalerRefused"
 _NO_GROUP: Final = (
@@ -36,9 +40,13 @@ _ALTERED: Final = "PodAltered"
 _TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
 # A field with what is wrong about it, and its value where that is a short text, as the API server read it.
 _WRONG_FIELD: Final = re.compile(
-    r"\bspec\.(?P<path>(?P<field>\w{1,64}+)[^\s:]{0,256}+): (?:(?:Invalid|Unsupported|Duplicate) value|"
-    r'(?P<absent>Not found|Required value))(?:: "(?P<value>[^"\\…]{1,100})")?'
+    r"\bspec\.(?P<path>(?P<field>\w{1,64}+)[^\s:]{0,256}+): (?:(?P<absent>Not found|Required value|"
+    r'Invalid value: false\b)|(?:Invalid|Unsupported|(?P<twice>Duplicate)) value)(?:: "(?P<value>[^"\\…]{1,100})")?'
 )
+# Fields of a pod that the API server keeps, and tells, in its securityContext.
+_KEPT_ELSEWHERE: Final = frozenset({"hostNetwork", "hostPID", "hostIPC", "hostUsers", "shareProcessNamespace"})
+_ELSEWHERE: Final = re.compile(r"securityContext\.(\w{1,64})")
+_PROTOCOLS: Final = frozenset({"TCP", "UDP", "SCTP"})
 _ITEM: Final = re.compile(r"\bspec((?:\.\w{1,64}\[\d{1,4}\]){1,2})")
 _INDEXED: Final = re.compile(r"(\w{1,64})\[(\d{1,4})\]")
 _STEP: Final = re.compile(r"(\w{1,64})|\[(\d{1,4})\]")
@@ -117,19 +125,46 @@ def _name_items(error: ApiError, spec: Mapping[str, Any]) -> list[str]:
             position = numerals.read_count(index, len(known) - 1) if isinstance(known, list) and known else None
             one = known[position] if known and position is not None else None
             item = f"{item}.{kind}[{index}]".lstrip(".")
-            if isinstance(one, Mapping) and isinstance(one.get("name"), str) and len(found) < _MOST_TOLD:
-                found[item] = f"{item} is {_cut(one['name'])}"
+            if isinstance(one, Mapping) and len(found) < _MOST_TOLD:
+                found[item] = f"{item} is {_show_item(one)}"
     return list(found.values())
+
+
+def _show_item(one: Mapping[str, Any]) -> str:
+    """The name of an item; where it has none, the first of what it has."""
+    name = one.get("name")
+    if isinstance(name, str) and name:
+        return _cut(name) if name.isprintable() else repr(_cut(name))
+    has = itertools.islice(one.items(), _MOST_SHOWN)
+    return json.dumps({_cut(key): _show_value(value) for key, value in has}, ensure_ascii=False)
+
+
+def _show_value(value: object) -> str | int:
+    if isinstance(value, str):
+        return _cut(value)
+    return value if isinstance(value, int) and abs(value) <= _LARGEST_SHOWN else "…"
 
 
 def _find_added(found: re.Match[str], spec: Mapping[str, Any]) -> str:
     """What is wrong and was not in the pod that was sent: a field, the item of a list, or a text; "" for nothing."""
-    where, value = f"spec.{found['path']}", found["value"]
-    if _is_beyond(found["path"], spec) or (found["field"] not in spec and not found["absent"]):
+    where, value, field = f"spec.{found['path']}", found["value"], found["field"]
+    kept = _ELSEWHERE.fullmatch(found["path"])
+    if kept is not None and kept[1] in _KEPT_ELSEWHERE:
+        field = kept[1]
+    if _is_beyond(found["path"], spec) or (field not in spec and not found["absent"]):
         return where
     if found["absent"] or value is None or _is_quantity(value) or _holds(spec, value):
         return ""
+    if found["twice"] and all(map(partial(_is_part_of, spec), value.split("/"))):
+        return ""
     return f"{value!r} in {where}"
+
+
+def _is_part_of(spec: Mapping[str, Any], part: str) -> bool:
+    """Whether a part of what is there twice may be of this pod: a port of a node has its protocol, address and number,
+    of which the first two may be left out.
+    """
+    return part in _PROTOCOLS or (part.isascii() and part.isdigit()) or _holds(spec, part)
 
 
 def _is_beyond(path: str, raw: Any) -> bool:

@@ -257,7 +257,8 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             id="a field that the server keeps elsewhere, and a webhook has added",
         ),
         pytest.param(
-            "spec.hostNetwork: Invalid value: false: hostNetwork must be true if pod contains any hostProcess containers",
+            "spec.hostNetwork: Invalid value: false: hostNetwork must be true if pod contains any hostProcess "
+            "containers",
             {"securityContext": {"windowsOptions": {"hostProcess": True}}},
             "InvalidTemplate",
             "hostNetwork",
