@@ -238,8 +238,17 @@ def _name_amounts(message: str, template: Mapping[str, Any]) -> Iterator[str]:
     of_pod = [(resource, _find_amount(template, resource)) for resource in lacking]
     if told := _join(f"{resource} {amount}" for resource, amount in of_pod if amount is not None):
         yield f"resources: {told}"
-    if template.get("runtimeClassName") and not _OF_OVERHEAD.isdisjoint(lacking):
+    by_class = _OF_OVERHEAD if template.get("runtimeClassName") else frozenset()
+    if not by_class.isdisjoint(lacking):
         yield f"runtimeClassName: {template['runtimeClassName']}, whose overhead counts"
+    owners = [*_list_containers(template), template]
+    unasked = _join(
+        resource
+        for resource in lacking
+        if resource not in by_class and all(_find_amount(owner, resource) is None for owner in owners)
+    )
+    if unasked and template.get("containers"):
+        yield f"containers: none asks for {unasked}, so a LimitRange of the namespace, a webhook or a policy does"
 
 
 def _find_amount(owner: Mapping[str, Any], resource: str) -> object:
