@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -572,7 +573,7 @@ class Maker:
         # Each part is there at least once in so many jobs, alone or with others; some are drawn from schemas.
         chosen = [PARTS[number % len(PARTS)]] if dice.random() < 0.7 else []
         chosen += dice.choices(PARTS, k=dice.choice((0, 0, 0, 1, 2)))
-        for part in chosen:
+        for part in {part.name: part for part in chosen}.values():
             apply_part(body, part)
             parts.append(part.name)
             told += part.told
@@ -587,6 +588,7 @@ class Maker:
                 parts.append(label)
                 causes.append(cause)
             has_drawn = True
+        causes.append(list(find_twice(body)))
         neighbour = dice.choice(NEIGHBOURS)
         told += neighbour.told
         causes += [] if neighbour.told else [neighbour.labels.get(HOOK), *(one for _, one in neighbour.objects)]
@@ -645,7 +647,7 @@ class Maker:
         schema = self._definitions[f"io.k8s.api.core.v1.{kind}"]["properties"]
         name = dice.choice(sorted(set(schema) - {"containers", "name", "command"}))
         place[name] = self._value(schema[name], name, 0)
-        return f"drawn:{kind}.{name}", {name: place[name]}
+        return f"drawn:{kind}.{name}", {name: [place[name], _call(name, place[name])]}
 
     def _value(self, schema: Mapping[str, Any], name: str, depth: int) -> Any:
         dice = self._dice
@@ -685,6 +687,11 @@ class Maker:
         for name in self._dice.sample(fields, min(len(fields), self._dice.choice((1, 1, 2)))):
             body["spec"][name] = copy.deepcopy(drawn[name])
             yield f"drawn:spec.{name}", {name: drawn[name]}
+
+
+def _call(field: str, value: object) -> str:
+    """What others call a field, or a value in it, who do not write its path."""
+    return {"overhead": "Pod's Overhead", "image": f'image "{value}"'}.get(field, "")
 
 
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
@@ -743,6 +750,19 @@ def _has(raw: object, value: object) -> bool:
         return True
     inner = raw.values() if isinstance(raw, dict) else raw if isinstance(raw, list) else ()
     return any(_has(one, value) for one in inner)
+
+
+def find_twice(raw: object) -> Iterator[str]:
+    """The names that two items of one list have: each may be right without the other."""
+    if isinstance(raw, dict):
+        for one in raw.values():
+            yield from find_twice(one)
+    elif isinstance(raw, list):
+        for key in ("name", "mountPath"):
+            named = Counter(str(one[key]) for one in raw if isinstance(one, dict) and key in one)
+            yield from (name for name, count in named.items() if count > 1)
+        for one in raw:
+            yield from find_twice(one)
 
 
 def _trainer(pod: Object) -> Object:

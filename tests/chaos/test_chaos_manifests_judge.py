@@ -326,6 +326,14 @@ def test_most_in_a_minute(times: list[float], most: int) -> None:
     assert manifest_judge.find_most(times) == most
 
 
+def test_names_of_two_items() -> None:
+    pod = {
+        "volumes": [{"name": "all"}, {"name": "data"}, {"name": "all"}],
+        "containers": [{"name": "a", "volumeMounts": [{"name": "data", "mountPath": p} for p in ("/x", "/y", "/x")]}],
+    }
+    assert list(manifest_maker.find_twice(pod)) == ["all", "data", "/x"]
+
+
 def test_one_seed_makes_the_same_jobs() -> None:
     first, second = (manifest_maker.Maker(3, DEFINITIONS) for _ in range(2))
     jobs = [first.make(number) for number in range(1500)]
