@@ -51,9 +51,14 @@ def read_told(status: Raw) -> list[tuple[str, str]]:
         reason, message = one.get("reason") or "", one.get("message") or ""
         holds = one["status"] == "True" and one["type"] in ("Degraded", "Failed", "Suspended", "Complete")
         waits = one["status"] == "False" and one["type"] in ("Running", "Admitted")
-        if (holds or waits) and reason not in _EMPTY:
+        if (holds or waits) and not _is_empty(reason, message):
             found.append((reason, message))
     return found
+
+
+def _is_empty(reason: str, message: str) -> bool:
+    """Whether that says only how many pods train. A job that is smaller than asked for may go on: …: and why."""
+    return reason in _EMPTY and not (reason == "BelowWanted" and ": " in message)
 
 
 def recall(events: Iterable[Raw]) -> Raw:

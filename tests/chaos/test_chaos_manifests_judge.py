@@ -40,6 +40,12 @@ def condition(type: str, status: str, reason: str, message: str = "") -> dict[st
         pytest.param(
             made(), condition("Degraded", "True", "BelowWanted", "0 of 1"), SILENT, id="only that it is small"
         ),
+        pytest.param(
+            made(),
+            condition("Degraded", "True", "BelowWanted", "0 of 1: with elasticPolicy.mesh"),
+            TOLD,
+            id="why so small",
+        ),
         pytest.param(made(), condition("Degraded", "True", "PodNotStarting", MISSING), TOLD, id="why"),
         pytest.param(made(), condition("Degraded", "False", "PodNotStarting", MISSING), SILENT, id="no more"),
         pytest.param(made(), condition("Running", "True", "WorldRunning"), TRAINS, id="it trains"),
