@@ -191,7 +191,7 @@ def find_words(raw: object) -> Iterator[Word]:
             yield Word(str(key), is_field=True)
             yield from find_words(value)
     elif isinstance(raw, str):
-        if raw and raw.lower() not in _COMMON:
+        if raw:
             yield Word(raw)
     elif isinstance(raw, Sequence):
         for one in raw:
@@ -210,13 +210,16 @@ def _is_plain(word: str) -> bool:
 def is_named(word: Word, text: str) -> bool:
     """Whether a text names this field or value, and not only has it in other words of its own.
 
-    A field of one plain word, such as `volumes`, has to be part of a path, and a short value in quotes or after `name`.
+    A field of one plain word, such as `volumes`, has to be part of a path, a short value in quotes or after `name`, and
+    a value that many fields have, such as `Always`, in quotes.
     """
     said = re.escape(word.text)
     alone = rf"(?<![\w-]){said}(?![\w-])"
     if word.is_field:
         path = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: |\bvalue of {said}\b"
         pattern = path if _is_plain(word.text) else alone
+    elif word.text.lower() in _COMMON:
+        pattern = rf"[\"'`]{said}[\"'`]"
     else:
         pattern = alone if len(word.text) > 3 else rf"[\"'`\[]{said}[\"'`\]]|name {said}\b|={said}\b| is {said}\b"
     return re.search(pattern, text, re.IGNORECASE) is not None

@@ -647,7 +647,7 @@ class Maker:
         schema = self._definitions[f"io.k8s.api.core.v1.{kind}"]["properties"]
         name = dice.choice(sorted(set(schema) - {"containers", "name", "command"}))
         place[name] = self._value(schema[name], name, 0)
-        return f"drawn:{kind}.{name}", {name: [place[name], _call(name, place[name])]}
+        return f"drawn:{kind}.{name}", {name: [place[name], OTHER_NAMES.get(name, "")]}
 
     def _value(self, schema: Mapping[str, Any], name: str, depth: int) -> Any:
         dice = self._dice
@@ -689,11 +689,7 @@ class Maker:
             yield f"drawn:spec.{name}", {name: drawn[name]}
 
 
-def _call(field: str, value: object) -> str:
-    """What others call a field, or a value in it, who do not write its path."""
-    return {"overhead": "Pod's Overhead", "image": f'image "{value}"'}.get(field, "")
-
-
+OTHER_NAMES: Final = {"overhead": "Pod's Overhead"}  # what the API server calls a field without its path
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
 TEXTS: Final = (
     "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",

@@ -372,19 +372,19 @@ TEXTS: Final = (
     Text("claim-of-one-request", "resources: {claims: [{name: gpus, request: gpu-0}]}",
          "resourceClaims: [{name: gpus, resourceClaimName: shared-gpus}]", told=("shared-gpus", "claim")),
     # Specs of other operators under our kind, and fields that are nearly right.
-    Text("trainjob", is_bare=True, told=("template is required",), spec="""
+    Text("trainjob", is_bare=True, told=("template is required", "spec.template: is required"), spec="""
         runtimeRef: {name: torch-distributed}
         trainer: {image: here/torch, numNodes: 2, numProcPerNode: 8, command: [torchrun, train.py]}"""),
-    Text("volcano-tasks", is_bare=True, told=("template is required",), spec="""
+    Text("volcano-tasks", is_bare=True, told=("template is required", "spec.template: is required"), spec="""
         minAvailable: 3
         schedulerName: volcano
         policies: [{event: PodEvicted, action: RestartJob}]
         plugins: {pytorch: ["--master=master", "--worker=worker", "--port=23456"]}
         tasks: [{name: worker, replicas: 2, template: {spec: {containers: [{name: worker, image: here/torch}]}}}]"""),
-    Text("jobset", is_bare=True, told=("template is required",), spec="""
+    Text("jobset", is_bare=True, told=("template is required", "spec.template: is required"), spec="""
         failurePolicy: {maxRestarts: 3}
         replicatedJobs: [{name: workers, replicas: 1, template: {spec: {parallelism: 2, completions: 2}}}]"""),
-    Text("rayjob", is_bare=True, told=("template is required",), spec="""
+    Text("rayjob", is_bare=True, told=("template is required", "spec.template: is required"), spec="""
         entrypoint: python train.py
         shutdownAfterJobFinishes: true
         rayClusterSpec: {rayVersion: 2.46.0, workerGroupSpecs: [{replicas: 2, groupName: gpu}]}"""),

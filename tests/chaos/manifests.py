@@ -318,8 +318,17 @@ class _Run:
             print("WRONG", self.outcome.violations[-1], flush=True)
 
     def _judge_pods(self, watched: Watched) -> str:
-        gone = manifest_judge.find_gone(watched.name, watched.status, self._list_pods(watched))
-        return f"it tells of {gone}, which is gone: {watched.said}" if gone else ""
+        """A pod may have gone between two looks: it is told of for a moment longer."""
+        url = f"{GROUP}/namespaces/{watched.made.namespace}/{names.PLURAL}/{watched.name}"
+
+        def find_gone() -> str:
+            status = (self.kube.get(url) or {}).get("status") or {}
+            return manifest_judge.find_gone(watched.name, status, self._list_pods(watched))
+
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not find_gone(), "it tells of pods that are there", RECHECK_SECONDS, 0.5)
+            return ""
+        return f"it tells of {find_gone()}, which is gone: {watched.said}"
 
     def _judge_training(self, watched: Watched) -> str:
         made, pods = watched.made, self._list_pods(watched)
