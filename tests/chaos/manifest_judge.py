@@ -125,7 +125,7 @@ def judge_training(made: Made, status: Raw, pods: Sequence[Raw], lost: Sequence[
         return judge_words(made, status) if told else f"{ready} of {size} pods train, and it does not say why"
     if size is not None and len(live) > size + made.spares:
         return f"{len(live)} pods are there for {size}"
-    if stale := [reason for reason, _ in told if reason not in STANDING]:
+    if size is not None and (stale := [reason for reason, _ in told if reason not in STANDING]):
         return f"all its pods train, and it still tells {', '.join(stale)}: {text}"
     down = sorted({name for pod in live for name in manifest_pods.find_down(pod)})
     if unsaid := [name for name in down if f"'{name}'" not in text]:

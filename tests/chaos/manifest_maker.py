@@ -150,7 +150,7 @@ PARTS: Final = (
     Part("resource-claim-missing", "pod",
          {"resourceClaims": [{"name": "gpu", "resourceClaimName": "missing-device"}]}, ("missing-device",)),
     # Nodes that are not there, or do not want the pod.
-    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("nodeSelector: gpu=h100",), node=True),
+    Part("node-selector", "pod", {"nodeSelector": {"gpu": "h100"}}, ("nodeSelector: gpu=h100", "gpu=h100"), node=True),
     Part("node-name-missing", "pod", {"nodeName": "missing-node"}, ("missing-node",)),
     Part("node-name", "pod", {"nodeName": "light-1"}),
     Part("node-refuses", "pod",

@@ -166,6 +166,12 @@ def test_a_job_that_trains(
     assert wrong in found and bool(wrong) is bool(found)
 
 
+def test_a_job_whose_size_others_choose() -> None:
+    """It may be told why there are not more."""
+    job = made("team-quota", replicas=2, scaling={"mode": "Goodput"})
+    assert not manifest_judge.judge_training(job, {**TOO_FEW, "readyReplicas": 1}, [pod_of()], [])
+
+
 @pytest.mark.parametrize(
     ("reason", "gone"),
     [
