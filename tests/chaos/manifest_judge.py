@@ -29,7 +29,7 @@ _EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping",
 # Of pods that wait: only those that are there do.
 _OF_WAITING: Final = frozenset({"PodNotStarting", "ImagePullFailed", "Unschedulable", "SchedulingGated", "NoAgent"})
 # Of a job of which all pods train: what may still be told. Anything else is of a time before.
-STANDING: Final = frozenset({"SidecarFailed"})
+STANDING: Final = frozenset({"SidecarFailed", "AutoscalerRefused"})
 _COMMON: Final = frozenset({"true", "false", "none", "always", "default", "path", "value", "name", "image"})
 
 
@@ -210,16 +210,16 @@ def _is_plain(word: str) -> bool:
 def is_named(word: Word, text: str) -> bool:
     """Whether a text names this field or value, and not only has it in other words of its own.
 
-    A field of one plain word, such as `volumes`, has to be part of a path, a short value in quotes or after `name`, and
-    a value that many fields have, such as `Always`, in quotes.
+    A field of one plain word, such as `volumes`, has to be part of a path, or the name of a container, a short value in
+    quotes or after `name`, and so a value that many fields have, such as `Always`.
     """
     said = re.escape(word.text)
     alone = rf"(?<![\w-]){said}(?![\w-])"
     if word.is_field:
-        path = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: |\bvalue of {said}\b"
+        path = rf"\.{said}\b|\b{said}\[|[\"'`\[]{said}[\"'`\]]|\b{said}: |\bvalue of {said}\b|\bcontainer {said}\b"
         pattern = path if _is_plain(word.text) else alone
     elif word.text.lower() in _COMMON:
-        pattern = rf"[\"'`]{said}[\"'`]"
+        pattern = rf"[\"'`]{said}[\"'`]|\bname {said}\b"
     else:
         pattern = alone if len(word.text) > 3 else rf"[\"'`\[]{said}[\"'`\]]|name {said}\b|={said}\b| is {said}\b"
     return re.search(pattern, text, re.IGNORECASE) is not None

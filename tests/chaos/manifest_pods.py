@@ -46,7 +46,7 @@ def build_by_hand(template: Raw) -> Object:
 def find_lost(template: Raw, by_hand: Raw, pod: Raw) -> Iterator[str]:
     """What a pod has not as its template asks for it. `by_hand`: what the API server made of `build_by_hand`."""
     theirs = template["spec"]
-    spec = {key: value for key, value in by_hand["spec"].items() if key != _GRACE or theirs.get(key) is not None}
+    spec = {key: value for key, value in by_hand["spec"].items() if key != _GRACE or theirs.get(key) not in ("", None)}
     added = {str(v["name"]) for v in spec.get("volumes") or () if v["name"].startswith(_TOKENS)}
     added -= {str(v.get("name")) for v in theirs.get("volumes") or ()}
     spec = _leave_out(spec, added)
