@@ -174,6 +174,24 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             id="a container that a webhook has added, and its volume is missing",
         ),
         pytest.param(
+            'Pod "a" is invalid: spec.containers[1].env[1].valueFrom: Invalid value: "": must specify one of: `fieldRef`',
+            {
+                "containers": [
+                    {"name": "trainer", "env": [{"name": "A"}, {"name": "K", "valueFrom": {"fileKeyRef": {}}}]}
+                ]
+            },
+            "PodAltered",
+            "or has put a container before those of the template: env[1] of trainer is K",
+            id="a variable of the template, behind a container that a webhook has put in front",
+        ),
+        pytest.param(
+            'Pod "a" is invalid: spec.containers[1].image: Invalid value: "b c": must not have spaces',
+            {"containers": [{"name": "trainer", "image": "a"}]},
+            "PodAltered",
+            "a policy has added it: Pod",
+            id="a value that is in no container of the template",
+        ),
+        pytest.param(
             'Pod "a" is invalid: spec.containers[0].volumeMounts[1].mountPath: Invalid value: "/data": must be unique',
             {"containers": [{"name": "a", "volumeMounts": [{"name": "d", "mountPath": "/data"}]}]},
             "PodAltered",
