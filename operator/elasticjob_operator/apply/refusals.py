@@ -50,6 +50,9 @@ _PROTOCOLS: Final = frozenset({"TCP", "UDP", "SCTP"})
 _ITEM: Final = re.compile(r"\bspec((?:\.\w{1,64}\[\d{1,4}\]){1,2})")
 _INDEXED: Final = re.compile(r"(\w{1,64})\[(\d{1,4})\]")
 _STEP: Final = re.compile(r"(\w{1,64})|\[(\d{1,4})\]")
+_OF_CONTAINER: Final = re.compile(
+    r"(?P<kind>containers|initContainers)\[\d{1,4}\]\.(?P<items>\w{1,64})\[(?P<item>\d{1,4})\]"
+)
 _SHM_TAKEN: Final = re.compile(r'\bspec\.\S{1,256}\.mountPath: Invalid value: "/dev/shm": must be unique')
 _NO_LIMIT: Final = "Limit must be set for non overcommitable resources"
 # A request above a limit; the limit is of the same container.
@@ -106,11 +109,13 @@ def name_pod(error: ApiError, pod: Mapping[str, Any]) -> ApiError:
     if not added:
         items = ", ".join(_name_items(error, pod["spec"]))
         return ApiError(error.status, error.reason, f"{error.message}; {items}") if items else error
+    moved = _find_moved(found, pod["spec"]) if found is not None else ""
+    before = f", or has put a container before those of the template: {moved}" if moved else ""
     return ApiError(
         error.status,
         _ALTERED,
         f"the API server rejects the pod for {added}, which is not in spec.template: an admission webhook or a policy "
-        f"has added it: {error.message}",
+        f"has added it{before}: {error.message}",
     )
 
 
@@ -158,6 +163,22 @@ def _find_added(found: re.Match[str], spec: Mapping[str, Any]) -> str:
     if found["twice"] and all(map(partial(_is_part_of, spec), value.split("/"))):
         return ""
     return f"{value!r} in {where}"
+
+
+def _find_moved(found: re.Match[str], spec: Mapping[str, Any]) -> str:
+    """The item of a container of the template that this may be, if others have put containers before it: `item of
+    container is name`; "" if there is none.
+    """
+    at = _OF_CONTAINER.match(found["path"])
+    if at is None or (found["value"] and not _holds(spec, found["value"])):
+        return ""
+    for container in spec.get(at["kind"]) or ():
+        known = container.get(at["items"])
+        position = numerals.read_count(at["item"], len(known) - 1) if isinstance(known, list) and known else None
+        if position is not None and isinstance(known[position], Mapping):
+            where = f"{at['items']}[{position}] of {_show_item(container)}"
+            return f"{where} is {_show_item(known[position])}"
+    return ""
 
 
 def _is_part_of(spec: Mapping[str, Any], part: str) -> bool:

@@ -174,7 +174,7 @@ SPOILED = 'Pod "a" is invalid: spec.nodeSelector: Invalid value: "not a label": 
             id="a container that a webhook has added, and its volume is missing",
         ),
         pytest.param(
-            'Pod "a" is invalid: spec.containers[1].env[1].valueFrom: Invalid value: "": must specify one of: `fieldRef`',
+            'spec.containers[1].env[1].valueFrom: Invalid value: "": must specify one of: `fieldRef`',
             {
                 "containers": [
                     {"name": "trainer", "env": [{"name": "A"}, {"name": "K", "valueFrom": {"fileKeyRef": {}}}]}
