@@ -88,12 +88,17 @@ def start(pods: Pods, folder: Path, **variables: str | None) -> None:
         pods.start(f"pod-{number}", str(PROGRAM), str(folder), launcher="elasticjob-run", env=variables)
 
 
+@pytest.mark.parametrize("where", ["step", "evaluation"])
 @together
-def test_that_the_others_wait_for_a_paused_pod_is_told_at_once(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+def test_that_the_others_wait_for_a_paused_pod_is_told_at_once(
+    hub: FakeHub, pods: Pods, tmp_path: Path, where: str
+) -> None:
     hub.set_size(3)
     (tmp_path / "out").mkdir()
+    if where == "evaluation":
+        (tmp_path / "out" / "evaluate").touch()
     start(pods, tmp_path / "out")
-    Steps(tmp_path / "out").wait(lambda rows: sum(row["step"] >= 20 for row in rows) >= 3)
+    Steps(tmp_path / "out").wait(lambda rows: sum(row["step"] >= 20 for row in rows) >= 60)
     paused = next(pod for pod in pods.pods.values() if pod.name == "pod-1")
     seen = len(hub.history)
     paused.pause()
@@ -111,12 +116,15 @@ def test_that_the_others_wait_for_a_paused_pod_is_told_at_once(hub: FakeHub, pod
         paused.resume()
 
 
+@pytest.mark.parametrize("where", ["step", "evaluation", "outside", "world", "group"])
 @together
-def test_a_hang_ends_the_rank_that_does_not_come_and_no_other(hub: FakeHub, pods: Pods, tmp_path: Path) -> None:
+def test_a_hang_ends_the_rank_that_does_not_come_and_no_other(
+    hub: FakeHub, pods: Pods, tmp_path: Path, where: str
+) -> None:
     hub.set_size(3)
     out = tmp_path / "out"
     out.mkdir()
-    (out / "stay").touch()
+    (out / "stay").write_text(where)
     start(pods, out, **HANG)
 
     def quiet() -> set[str]:
