@@ -19,6 +19,7 @@ CHECKS: dict[str, Check] = {
     # No device has seen these yet, or not to their end.
     "trail": Check("gpu.sessions:trail", 60),
     "power": Check("gpu.sessions:power", 60),
+    "hang-elsewhere": Check("gpu.hang:paused_elsewhere", 60),
     "late-graph": Check("gpu.sessions:graph", 60),
     "late-functional": Check("gpu.sessions:functional", 60),
     "late-stream": Check("gpu.sessions:stream", 60),

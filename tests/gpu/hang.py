@@ -14,12 +14,21 @@ from gpu.report import Report
 
 def paused(check: Report, folder: Path) -> None:
     """A rank is paused in a step. The others wait: that is seen, and after the pause they go on."""
-    with rig.gang(folder, "train.py", {"width": 256}) as world:
+    _pause(check, folder, "stop")
+
+
+def paused_elsewhere(check: Report, folder: Path) -> None:
+    """The same in an evaluation, of which only torch's recorder tells how far the device is."""
+    _pause(check, folder, "stop evaluating", evaluates=True)
+
+
+def _pause(check: Report, folder: Path, point: str, **settings: bool) -> None:
+    with rig.gang(folder, "train.py", {"width": 256, **settings}) as world:
         world.start(3)
         world.await_step(20, 60.0)
         stopped, waiting = world.members[1], [world.members[0], world.members[2]]
         still = stillness.Stillness(worked=10)
-        (world.folder / f"die-{stopped.pid}").write_text("stop")
+        (world.folder / f"die-{stopped.pid}").write_text(point)
         rig.wait(lambda: not (world.folder / f"die-{stopped.pid}").exists(), "the pause", 10.0)
         time.sleep(0.3)
         reached = max(row["step"] for row in world.steps())

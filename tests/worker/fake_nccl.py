@@ -18,7 +18,8 @@ What a script and a session can see of `ProcessGroupNCCL` and of a device:
   minute with NCCL, and here until they end. Two that are stuck are aborted at once, or not at all.
 - It is made by its first collective. If a peer does not come then, nothing frees the thread that waits, also no abort.
   A message from one rank to another has a communicator of these two, unless it is one of a batch.
-- Its watchdog notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
+- Its watchdog knows how far the device is with what was queued, and tells torch's flight recorder.
+- It notices a lost peer after some seconds or never, dumps, and ends the process, as torch's variables say.
   Torch's own checks of collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) make mode 3 of mode 0.
 
 A collective that can be done is done by gloo, on copies: an undisturbed run has the bits of gloo. What a script
@@ -38,6 +39,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import json
 import os
 import queue
 import random
@@ -163,6 +165,7 @@ class Device:
 
 
 _device = Device()
+_recorded: dict[str, dict[str, str]] = {}  # by the number of a group: how far it is, as the watchdog knows it
 
 
 class _Here(threading.local):
@@ -253,6 +256,7 @@ class Kernel(_c10d.Work):  # type: ignore[misc]
         """
         super().__init__()
         self.inner: Any = None
+        self.number = ""  # in its group
         self.has_left = threading.Event()  # the device
         self.joined: set[int] = set()  # the streams of the script that wait for it
         self._has_error, self._blocks = has_error, blocks
@@ -363,6 +367,8 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
         self._watchdog: threading.Thread | None = None
         self._streams: dict[str, Stream] = {}  # of its communicators, by their keys
         self._count = 0
+        self._status = {"last_enqueued_collective": "-1", "last_completed_collective": "-1"}  # torch's own words
+        _recorded[str(len(_recorded))] = self._status
         self._store = store
         self._name = ""
 
@@ -400,6 +406,7 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
             with self._lock:
                 if kernel in self._pending:
                     self._pending.remove(kernel)
+                self._status["last_completed_collective"] = kernel.number
             kernel.release()
 
     def _create(self, key: str, ranks: Sequence[int]) -> None:
@@ -422,6 +429,8 @@ class FakeNCCL(_c10d.ProcessGroup):  # type: ignore[misc]
             if self._aborted.is_set():
                 raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
             self._count += counts  # a message from one rank to another is none
+            kernel.number = str(int(self._status["last_enqueued_collective"]) + 1)
+            self._status["last_enqueued_collective"] = kernel.number
             self._pending.append(kernel)
             _device.put(kernel)
             if key not in self._streams:
@@ -692,6 +701,11 @@ def _count_wait() -> None:
     pass
 
 
+def _dump(has_collectives: bool = True, is_active: bool = False) -> bytes:
+    """torch's flight recorder, without the collectives themselves. It keeps groups that were aborted, as they were."""
+    return json.dumps({"pg_status": _recorded}).encode()
+
+
 def _let_graphs_record() -> None:
     """`torch.cuda.CUDAGraph` has this model's below it, where torch has no device."""
     if not torch.cuda.is_available():
@@ -701,6 +715,7 @@ def _let_graphs_record() -> None:
 
 
 _let_graphs_record()
+_c10d._dump_nccl_trace_json = _dump
 dist.Backend.register_backend(NAME, _create, devices=["cpu"])
 dist.batch_isend_irecv = _in_batch(dist.batch_isend_irecv)
 devices.register_wait(NAME, synchronize, synchronize_all)

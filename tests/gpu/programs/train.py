@@ -42,11 +42,11 @@ def say(event: str, **values: Any) -> None:
 
 
 def pass_point(point: str) -> None:
-    """Die here if that is wished; `stop` is a pause, as of a node that is not scheduled."""
+    """Die here if that is wished; `stop` begins a pause, as of a node that is not scheduled."""
     if not WISH.exists() or WISH.read_text().strip() != point:
         return
     say("dies", point=point)
-    if point == "stop":
+    if point.startswith("stop"):
         WISH.unlink()
         os.kill(os.getpid(), signal.SIGSTOP)
         return
@@ -221,6 +221,12 @@ def main() -> None:
             if run.committed > before:
                 values = training.describe(model)
                 steps.queue(values, step=run.committed, generation=generation, rank=run.rank, world=run.world_size)
+            if SETTINGS.get("evaluates"):
+                with run.interruptible():
+                    total = torch.ones(1, device=device)
+                    pass_point("stop evaluating")
+                    dist.all_reduce(total)
+                    total.item()
             steps.flush(wait=False)
             if pause:
                 time.sleep(pause)

@@ -40,6 +40,34 @@ def test_the_micro_batches_of_a_step_are_one_step() -> None:
     assert steps.tell(9) == {"done": 0, "pending": True}
 
 
+def test_what_torch_knows_of_the_device_counts_in_a_step_and_outside_of_one() -> None:
+    steps, told = Steps(), []
+    assert steps.tell(7, (7, False)) is None, "no session on a device"
+    steps.begin(7)
+    told.append(steps.tell(9, (7, True)))
+    told.append(steps.tell(9, (9, False)))  # the script is somewhere else
+    steps.end()
+    told.append(steps.tell(9, (9, False)))
+    told.append(steps.tell(10, (9, True)))  # in an evaluation
+    assert told == [
+        {"done": 7, "pending": True},
+        {"done": 9, "pending": False},
+        {"done": 10, "pending": False},
+        {"done": 10, "pending": True},
+    ]
+
+
+@pytest.mark.parametrize("queues", [None, (4, False)])
+def test_who_makes_communicators_waits_for_the_others(queues: tuple[int, bool] | None) -> None:
+    steps, pending = Steps(), []
+    steps.is_used = True
+    with pytest.raises(RuntimeError), steps.connecting():
+        pending.append(steps.tell(4, queues))
+        raise RuntimeError("a member is lost")
+    pending.append(steps.tell(4, queues))
+    assert [told and told["pending"] for told in pending] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

@@ -242,12 +242,13 @@ def _answer_look(message: Message) -> None:
     is_detailed = bool(message.get("detailed"))
     told: Message = {"type": LOOK, "collectives": None, "last": "", "signal": stacks.is_offered()}
     if "torch.distributed.distributed_c10d" in sys.modules:  # this thread does not import torch for a script
-        from elasticjob.torchcompat import groups
+        from elasticjob.torchcompat import groups, queues
 
         with threads.calling():
             told["collectives"] = groups.count_collectives()
+            completed = queues.find() if completion.steps.is_used else None
             told["last"] = groups.find_last_collective() if is_detailed else ""
-        told["step"] = completion.steps.tell(told["collectives"])
+        told["step"] = completion.steps.tell(told["collectives"], completed)
     if is_detailed:
         told["threads"] = stacks.describe_other_threads()
     if message.get("stack"):

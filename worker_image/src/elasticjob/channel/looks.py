@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 from elasticjob.channel import completion, control, hang, quiet, stacks, work
@@ -92,22 +93,22 @@ class Looks:
             peer.send({"type": control.LOOK, "detailed": detailed})
 
     def glance(self, server: control.Server, pids: Collection[int]) -> work.Glance:
-        """All workers at one moment. Of a session on a device, what counts is what the device has completed."""
+        """All workers at one moment. Of one that waits for its device, what counts is what that has completed."""
         peers = [peer for peer in server.peers(control.DEVICE) if peer.pid in pids]
         if not peers:
             return work.glance(pids)
         for peer in peers:
             peer.send({"type": control.LOOK, "detailed": False})
-        others = set(pids) - {peer.pid for peer in peers}
-        found = work.glance(others) if others else work.Glance(asleep=True)
         now = time.monotonic()
         with self._lock:
-            steps = [self._steps.get(peer.pid, completion.Told(0.0)) for peer in peers]
-        waits = all(step.is_pending and now - step.at < _FRESH_SECONDS for step in steps)
-        return work.Glance(found.asleep and waits, found.switches + sum(step.done for step in steps), ticks=found.ticks)
+            steps = {peer.pid: self._steps.get(peer.pid, completion.Told(0.0)) for peer in peers}
+        # A rank that waits for no device may wait in a collective of gloo, as when a world is entered.
+        others = set(pids) - {pid for pid, one in steps.items() if one.is_pending and now - one.at < _FRESH_SECONDS}
+        found = work.glance(others) if others else work.Glance(asleep=True)
+        return replace(found, switches=found.switches + sum(one.done for one in steps.values()))
 
     def is_pending(self, pid: int) -> bool:
-        """Whether this worker waits for its device: what it has queued in its step has not been completed."""
+        """Whether this worker waits for its device: what it has queued has not been completed."""
         with self._lock:
             step = self._steps.get(pid)
         return step is not None and step.is_pending

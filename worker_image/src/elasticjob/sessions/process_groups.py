@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 
 from elasticjob import env
+from elasticjob.channel import completion
 from elasticjob.channel.place import Place
 from elasticjob.errors import CollectiveFailedError, ElasticJobError, WorldLostError
 from elasticjob.protocol import store, wire
 from elasticjob.sessions.endings import Endings
-from elasticjob.torchcompat import devices, failures, graphs, groups, nccl, sockets, threads, waits
+from elasticjob.torchcompat import devices, failures, graphs, groups, nccl, queues, sockets, threads, waits
 
 _FORM_SECONDS = 30.0
 _WORD_SECONDS = 5.0
@@ -61,6 +62,9 @@ class ProcessGroups:
             del ended  # the thread has the last reference
         self._connected = set()
         graphs.enter_world()
+        if self.is_queued:
+            completion.steps.is_used = True
+            queues.enter_world()
         with self.owning():
             self._make(place, is_lost)
             connect()
@@ -146,9 +150,10 @@ class ProcessGroups:
 
         self._connected |= set(map(id, mine))
         threads.Thread(make, (), "elasticjob-connect").start()
-        while not made.wait(_LOOK_SECONDS):
-            if is_lost():
-                raise WorldLostError("a member was lost while the communicators were made")
+        with completion.steps.connecting():
+            while not made.wait(_LOOK_SECONDS):
+                if is_lost():
+                    raise WorldLostError("a member was lost while the communicators were made")
         if errors:
             raise errors.pop()  # one that this frame keeps would keep the frame
 
@@ -207,6 +212,7 @@ class ProcessGroups:
     def abort(self) -> None:
         """Free the main thread from a blocked collective or group creation. Thread-safe; returns at once."""
         if self.is_queued:  # gloo has no abort
+            queues.abort()
             self._endings.abort(group for group in groups.find_groups() if not groups.is_gloo(group))
         self._world.is_over.set()
         self.shut_down()

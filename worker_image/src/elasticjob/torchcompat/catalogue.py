@@ -11,6 +11,7 @@ from elasticjob.torchcompat import (
     groups,
     nccl,
     optimizers,
+    queues,
     sharding,
     versions,
     waits,
@@ -22,6 +23,7 @@ from elasticjob.torchcompat.probe import Probe
 PROBES: tuple[Probe, ...] = (
     *groups.PROBES,
     *nccl.PROBES,
+    *queues.PROBES,
     *failures.PROBES,
     *ddp.PROBES,
     *sharding.PROBES,
