@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from controller.api_fixture import answering
-from controller.builders import NOW, make_job, make_pod
+from controller.builders import NOW, TEMPLATE, make_job, make_pod, make_spec
 from controller.counted_work import count_calls
 from controller.integrations.kueue.test_quota import JOB, SETTINGS, condition, write
 from elasticjob_operator.api.names import JobKey
@@ -204,6 +204,39 @@ async def test_what_was_refused_is_told_until_it_is_not_wanted_any_more(tmp_path
         await kueue.settle(QUEUED, PODS, Plan(QUEUED.status, asks=2), NOW)
         quota = watched.look()
         assert quota is not None and quota.message == "ClusterQueue team has admitted 2 pods"
+
+
+@pytest.mark.parametrize(
+    ("labels", "asked", "told"),
+    [
+        pytest.param(
+            {},
+            "/apis/scheduling.k8s.io/v1/priorityclasses/a/b",
+            "there is no PriorityClass a/b, which spec.template.spec.priorityClassName names",
+            id="of the pods",
+        ),
+        pytest.param(
+            {names.LABEL_PRIORITY: "low"},
+            f"/apis/{names.API_VERSION}/workloadpriorityclasses/low",
+            f"there is no WorkloadPriorityClass low, which the job's {names.LABEL_PRIORITY} names",
+            id="of the job",
+        ),
+    ],
+)
+async def test_a_priority_class_that_is_not_there_is_named(
+    labels: dict[str, str], asked: str, told: str, tmp_path: Path
+) -> None:
+    """The API server does not say which, where it takes the name for a path."""
+    server = Server()
+    template = {"spec": {**TEMPLATE["spec"], "priorityClassName": "a/b"}}
+    job = make_job(make_spec(template=template), labels={**QUEUED.labels, **labels})
+    server.refusals[asked] = 404
+    async with integrated(server, tmp_path) as watched:
+        await asyncio.wait_for(watched.kueue.follower.has_looked.wait(), 30)
+        await watched.kueue.settle(job, (), Plan(job.status, asks=2), NOW)
+        quota = watched.kueue.see(job, ())
+    assert quota is not None and quota.reason == "WorkloadRefused"
+    assert told in quota.message
 
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
