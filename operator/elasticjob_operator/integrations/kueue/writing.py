@@ -18,6 +18,7 @@ from elasticjob_operator.kube.fair_queue import Urgency
 from elasticjob_operator.model.observe import Job
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.rest.request import MERGE_PATCH, path_of
+from elasticjob_operator.text import clean
 
 
 class Writer:
@@ -81,9 +82,18 @@ class Writer:
             return None
         if group == names.GROUP:
             path = path_of(names.API_VERSION, "workloadpriorityclasses", name=name)
+            kind, where = "WorkloadPriorityClass", f"the job's {names.LABEL_PRIORITY}"
         else:
             path = path_of(f"{group}/v1", "priorityclasses", name=name)
-        return Priority(group, name, (await self._api.request("GET", path))["value"])
+            kind, where = "PriorityClass", "spec.template.spec.priorityClassName"
+        try:
+            return Priority(group, name, (await self._api.request("GET", path))["value"])
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            # The API server does not say which, where it takes the name for a path.
+            told = f"there is no {kind} {clean(name)}, which {where} names: {error.message}"
+            raise ApiError(error.status, error.reason, told) from None
 
     async def _delete(self, namespace: str, workload: Workload) -> None:
         path = path_of(names.API_VERSION, "workloads", namespace, workload.name)
