@@ -689,7 +689,7 @@ class Maker:
             yield f"drawn:spec.{name}", {name: drawn[name]}
 
 
-OTHER_NAMES: Final = {"overhead": "Pod's Overhead"}  # what the API server calls a field without its path
+OTHER_NAMES: Final = {"overhead": ["Pod's Overhead", "Pod Overhead"]}  # what the API server calls a field itself
 KEYS: Final = ("app", "example.com/team", "cpu", "memory", "a b", "kubernetes.io/hostname")
 TEXTS: Final = (
     "Always", "Never", "ClusterFirst", "Default", "None", "Exists", "Equal", "In", "TCP", "Memory", "File", "linux",
