@@ -49,9 +49,12 @@ def _pause(check: Report, folder: Path, point: str, **settings: bool) -> None:
         pending = {pid: world.looks.is_pending(pid) for pid in pids[:1]}
         ticks = {f"rank {2 * index}": work.measure(pid).ticks - before[pid] for index, pid in enumerate(pids)}
         check.measure(secondsUntilStill=is_still, secondsUntilBlocked=blocked, ticks=ticks, seconds=round(took, 1))
-        check.expect(all(pending.values()), "a rank that waits tells that its device has not done what it has queued")
+        check.dry = check.dry and os.environ.get("FAKE") != "1"  # over gloo, a rank waits in the collective itself
+        told = "a rank that waits tells that its device has not done what it has queued"
+        check.expect(all(pending.values()), told, device_only=True)
         check.expect(blocked is not None, "that a rank is blocked behind a paused one is seen within seconds")
-        check.expect(is_still is not None, "that a pod's ranks wait is seen within seconds")
+        still_told = "that a pod's ranks wait is seen within seconds"
+        check.expect(is_still is not None, still_told, device_only=bool(settings))
         os.kill(stopped.pid, signal.SIGCONT)
         world.await_step(reached + 4)
         check.expect(True, "after the pause all go on")
