@@ -1,28 +1,28 @@
 """A session that trains on a device, or on what `worker.fake_nccl` makes of the CPU. Each committed step is a line.
 
 Variables: BACKEND, KIND (plain, accumulate, scaler, two, gan, gan-scalers, twice, virtual, groups, connection, saves,
-evaluate, fsdp, hsdp, copies, virtual hsdp, schedule, closure, or compiled as is the step of the optimizer, or stranger:
-the session does not have the first of two optimizers, or captured: a CUDA graph records each step of it, or late: what
-the second optimizer needs is waited for when the first one has stepped, see HOW; or other device: the script has a
-group for another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer steps when its gradient
-is there; or loads: a script sends parameters when a world begins, see HOW; or trail: what is reduced behind the
-optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE (where a scheduler steps in a step: first, middle or
-last), HOW (what the second optimizer needs is reduced: begun "async", or as a "functional" collective, or on a "stream"
-of the script's own, or in a "graph" that is replayed, or in an "old graph", that of the first world; what a trail
-reduces: "parameters", "buffers" or a "rate", or only a "log"; a hook of DDP's: "fp16", or "power" as PowerSGD, or "one
-power" with the same state in all worlds), WHERE (the model is evaluated, or there is a trail: in a "step" after its
-optimizer, "outside" of any block, there with a "goal" that ends the script, between two "epochs", or else in a block of
-its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank" in the first world, in the
-middle of the step; or "step:rank:generation:point", with commas between several: forward, micro, backward, applied,
-halfway, between, message, comparing, or entering or loading, with the number of a message instead of a step), FLIP
-("step:rank:generation" after which a bit of a parameter flips), SENDS (how the last rank sends a large message around
-step 12: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except Exception` for
-each batch, or with "backward" for each backward pass, or with "evaluation" between two steps), RAISES (the name of an
-exception that the script raises at gradients that are none, and instead of the error of a backward pass; with
-"at:step:" before it also in the middle of this step; with "evaluation:" at a value of an evaluation), MOMENTUM, REST
-(seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until the file "told" exists),
-DIE_PACKING (a rank), DIE_TELLING (a generation), NO_ROOM (a rank whose device has no room for a second copy of the
-state), DEVICE (the state counts as that of a device).
+evaluate, growth, fsdp, hsdp, copies, virtual hsdp, hsdp loads, schedule, closure, or compiled as is the step of the
+optimizer, or stranger: the session does not have the first of two optimizers, or captured: a CUDA graph records each
+step of it, or late: what the second optimizer needs is waited for when the first one has stepped, see HOW; or other
+device: the script has a group for another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer
+steps when its gradient is there; or loads: a script sends parameters when a world begins, see HOW; or trail: what is
+reduced behind the optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE (where a scheduler steps in a
+step: first, middle or last), HOW (what the second optimizer needs is reduced: begun "async", or as a "functional"
+collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in an "old graph", that of the
+first world; what a trail reduces: "parameters", "buffers" or a "rate", or only a "log"; a hook of DDP's: "fp16", or
+"power" as PowerSGD, or "one power" with the same state in all worlds), WHERE (the model is evaluated, or there is a
+trail: in a "step" after its optimizer, "outside" of any block, there with a "goal" that ends the script, between two
+"epochs", or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank"
+in the first world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward,
+micro, backward, applied, halfway, between, message, comparing, or entering or loading, with the number of a message
+instead of a step), FLIP ("step:rank:generation" after which a bit of a parameter flips), SENDS (how the last rank sends
+a large message around step 12: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an
+`except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps),
+RAISES (the name of an exception that the script raises at gradients that are none, and instead of the error of a
+backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value of an
+evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until
+the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), NO_ROOM (a rank whose device has no room for
+a second copy of the state), DEVICE (the state counts as that of a device).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticjob.collectives import messages
+from elasticjob.data.batch_growth import BatchGrowth
 from elasticjob.data.samplers import ElasticDistributedSampler
 from elasticjob.sessions import transfer
 from elasticjob.sessions.session import Session
@@ -63,6 +64,7 @@ LAST = int(os.environ.get("LAST", "40"))
 SHARDED: dict[str, dict[str, int]] = {
     "fsdp": {},
     "hsdp": {"shards": 2},
+    "hsdp loads": {"shards": 2},
     "copies": {"copy_every": 1},
     "virtual hsdp": {"shards": 2},
 }
@@ -246,11 +248,13 @@ class Script:
         parts = [body, head] if KIND in ("two", "late", "stranger", *IN_TURN) else [self.model]
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=momentum) for one in parts]
         options: dict[str, Any] = {"accumulate": {"micro_batch_size": 4}}.get(KIND, {})
-        if "virtual" in KIND:
+        if "virtual" in KIND or KIND == "growth":
             options = {"virtual_ranks": 6}
         self.sampler = ElasticDistributedSampler(SAMPLES, global_batch_size=BATCH, seed=3, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
         extras: dict[str, Any] = {"scaler": self.scaler} if KIND == "scaler" else {}
+        if KIND == "growth":
+            extras["growth"] = BatchGrowth(self.optimizers[0], self.sampler, reference_batch_size=8, rule="adascale")
         if KIND == "hooks":
             parameters = list(self.model.parameters())
             self.optimizers = [torch.optim.SGD([one], lr=0.1, momentum=momentum) for one in parameters]
@@ -290,6 +294,7 @@ class Script:
             "late": self.capture,
             "comm hook": self.compress,
             "loads": self.load,
+            "hsdp loads": self.load_shards,
         }.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
@@ -335,6 +340,20 @@ class Script:
                 dist.broadcast(one.detach(), src=0)
         if is_first:
             session.committed = 4
+
+    @torch.no_grad()
+    def load_shards(self, session: Session) -> None:
+        """The first copy of the model has a checkpoint of five steps, and sends it to the other ones."""
+        if session.committed >= 0:
+            return
+        for number, one in enumerate(self.model.parameters()):
+            mine = one.to_local()
+            if session.rank < 2:
+                mine.add_(0.01)
+            die_here(number, session.rank, session.generation, "loading")
+            if session.world_size > 2 and mine.numel():
+                dist.broadcast(mine, src=session.rank % 2, group=one.device_mesh.get_group(0))
+        session.committed = 4
 
     def capture(self, _: Session) -> None:
         """A collective in a CUDA graph, as a part of a pass."""

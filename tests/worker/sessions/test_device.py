@@ -73,13 +73,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage", "leaves=garbage,ahead=1"])
-@pytest.mark.parametrize("kind", ["plain", "accumulate", "scaler", "two", "virtual"])
+@pytest.mark.parametrize("kind", ["plain", "accumulate", "scaler", "two", "virtual", "growth"])
 @together
 def test_a_step_that_was_not_reduced_is_repeated(tmp_path: Path, undisturbed: Any, kind: str, wants: str) -> None:
     """Nothing raises after an abort: what the buffers hold then is no gradient."""
     agent, norms = train(tmp_path, KIND=kind, KILL=KILLED, FAKE_NCCL=wants)
     assert sorted(agent.ended) == [-9, 0, 0]
-    check(norms, undisturbed(kind), exactly=kind == "virtual")
+    check(norms, undisturbed(kind), exactly=kind in ("virtual", "growth"))
 
 
 @pytest.mark.parametrize("kind", [pytest.param("closure", marks=pytest.mark.long), "compiled", "stranger"])
@@ -646,6 +646,16 @@ def test_parameters_that_a_script_has_got_in_the_beginning_of_a_lost_world_are_n
     assert sorted(agent.ended) == ([-9, -9, 1, 1] if how else [-9, 1, 1, 1])
     assert "going back to the last checkpoint" in agent.log
     assert max(norms, default=-1) == (11 if how else -1)
+
+
+@together
+def test_shards_that_a_script_has_got_in_the_beginning_of_a_lost_world_are_no_state(tmp_path: Path) -> None:
+    """The same with two copies of a sharded model: rank 2 gets the shards of rank 0, which dies meanwhile."""
+    variables = {"KIND": "hsdp loads", "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, 4, KILL="2:0:1:loading", **variables)
+    assert norms == {}
+    assert sorted(agent.ended) == [-9, 1, 1, 1]
+    assert "going back to the last checkpoint" in agent.log
 
 
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])
