@@ -36,6 +36,8 @@ TWO_WRITERS = ("tests/worker/archive/test_histories.py", "-k", "two_agents or ab
 IN_PART = ("tests/worker/archive/test_histories.py", "-k", "in_part")
 KEPT = ("tests/worker/archive/test_layout.py", "-k", "kept")
 LAST_COPIES = ("tests/worker/archive/test_last_saves.py", "-k", "copies_of_what")
+ON_DEVICE = ("tests/worker/sessions/test_device.py", "-k", "shards_that_a_script_has_got")
+GROWTH = ("tests/worker/sessions/test_device.py", "-k", "repeated and growth and own")
 INTERRUPT = ("tests/worker/sessions/test_interrupt.py",)
 CONNECTING = ("tests/worker/protocol/test_connecting.py",)
 OPERATOR, RUNTIME = "operator/elasticjob_operator", "worker_image/src/elasticjob"
@@ -570,6 +572,21 @@ MUTANTS = (
     Mutant("what changes early in a later step through .data is not seen", "sessions/early.py",
            "if self._spots is not None and self._words is not None:", "if False:",
            ("tests/worker/sessions/test_early.py", "-k", "first_change"), package=RUNTIME),
+    # What comes from other ranks, and from a device.
+    Mutant("what arrives is not compared", "sessions/transfer.py", "is_right = all(skeletons.digest(parcel.wrap()) == digest for parcel, digest in arrived)",
+           "is_right = True", ("tests/worker/sessions/test_transfer.py", "-k", "damaged"), package=RUNTIME),
+    Mutant("shards count that a script has got in a lost world", "sessions/session.py", "shards is None or digest(self._memory) == shards", "True",
+           ON_DEVICE, package=RUNTIME),
+    Mutant("a script begins in a lost world", "sessions/worlds.py", "            self.hold()  # or the script", "            # or the script",
+           ("tests/worker/sessions/test_device.py", "-k", "does_not_begin"), package=RUNTIME),
+    Mutant("what a device has completed is known of steps only", "channel/control.py", "queues.find() if completion.steps.is_used else None", "None",
+           ("tests/worker/agent/test_device_evidence.py", "-k", "hang and evaluation"), package=RUNTIME),
+    Mutant("a lost world looks as if it waited", "torchcompat/queues.py", "if _is_aborted or ", "if ",
+           ("tests/worker/torchcompat/test_queues.py",), package=RUNTIME),
+    Mutant("who makes communicators does not wait", "channel/completion.py", "is_pending or self._is_connecting", "is_pending",
+           ("tests/worker/channel/test_completion.py",), package=RUNTIME),
+    Mutant("a growth follows a step that was not made", "data/batch_growth.py", "self._next = self._averages.add(", "self._next = self._averages = self._averages.add(",
+           GROWTH, package=RUNTIME),
     # The archive.
     Mutant("what the store returns in part is restored", "archive/reading.py",
            "        if all(digest_of(chunk) == digest for digest, chunk in found.items()):", "        if True:", IN_PART,

@@ -6,23 +6,24 @@ optimizer, or stranger: the session does not have the first of two optimizers, o
 step of it, or late: what the second optimizer needs is waited for when the first one has stepped, see HOW; or other
 device: the script has a group for another one than the model's; or comm hook: of DDP, see HOW; or hooks: each optimizer
 steps when its gradient is there; or loads: a script sends parameters when a world begins, see HOW; or trail: what is
-reduced behind the optimizer becomes a part of the state, see HOW and WHERE), SCHEDULE (where a scheduler steps in a
-step: first, middle or last), HOW (what the second optimizer needs is reduced: begun "async", or as a "functional"
-collective, or on a "stream" of the script's own, or in a "graph" that is replayed, or in an "old graph", that of the
-first world; what a trail reduces: "parameters", "buffers" or a "rate", or only a "log"; a hook of DDP's: "fp16", or
-"power" as PowerSGD, or "one power" with the same state in all worlds), WHERE (the model is evaluated, or there is a
-trail: in a "step" after its optimizer, "outside" of any block, there with a "goal" that ends the script, between two
-"epochs", or else in a block of its own, whose value is waited for after it if "later"), LAST (step), KILL ("step:rank"
-in the first world, in the middle of the step; or "step:rank:generation:point", with commas between several: forward,
-micro, backward, applied, halfway, between, message, comparing, or entering or loading, with the number of a message
-instead of a step), FLIP ("step:rank:generation" after which a bit of a parameter flips), SENDS (how the last rank sends
-a large message around step 12: broadcast, send or all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an
-`except Exception` for each batch, or with "backward" for each backward pass, or with "evaluation" between two steps),
-RAISES (the name of an exception that the script raises at gradients that are none, and instead of the error of a
-backward pass; with "at:step:" before it also in the middle of this step; with "evaluation:" at a value of an
-evaluation), MOMENTUM, REST (seconds after the first optimizer has stepped, in step 12), HOLD (in the last step, until
-the file "told" exists), DIE_PACKING (a rank), DIE_TELLING (a generation), NO_ROOM (a rank whose device has no room for
-a second copy of the state), DEVICE (the state counts as that of a device).
+reduced behind the optimizer becomes a part of the state, see HOW and WHERE; or meets: its ranks meet between the
+session and its first step), SCHEDULE (where a scheduler steps in a step: first, middle or last), HOW (what the second
+optimizer needs is reduced: begun "async", or as a "functional" collective, or on a "stream" of the script's own, or in
+a "graph" that is replayed, or in an "old graph", that of the first world; what a trail reduces: "parameters", "buffers"
+or a "rate", or only a "log"; a hook of DDP's: "fp16", or "power" as PowerSGD, or "one power" with the same state in all
+worlds), WHERE (the model is evaluated, or there is a trail: in a "step" after its optimizer, "outside" of any block,
+there with a "goal" that ends the script, between two "epochs", or else in a block of its own, whose value is waited for
+after it if "later"), LAST (step), KILL ("step:rank" in the first world, in the middle of the step; or
+"step:rank:generation:point", with commas between several: forward, micro, backward, applied, halfway, between, message,
+comparing, or entering or loading, with the number of a message instead of a step), FLIP ("step:rank:generation" after
+which a bit of a parameter flips), SENDS (how the last rank sends a large message around step 12: broadcast, send or
+all_to_all; or what else all ranks do there: see OTHERS), SWALLOW (an `except Exception` for each batch, or with
+"backward" for each backward pass, or with "evaluation" between two steps), RAISES (the name of an exception that the
+script raises at gradients that are none, and instead of the error of a backward pass; with "at:step:" before it also in
+the middle of this step; with "evaluation:" at a value of an evaluation), MOMENTUM, REST (seconds after the first
+optimizer has stepped, in step 12), HOLD (in the last step, until the file "told" exists), DIE_PACKING (a rank),
+DIE_TELLING (a generation), NO_ROOM (a rank whose device has no room for a second copy of the state), DEVICE (the state
+counts as that of a device).
 """
 
 from __future__ import annotations
@@ -295,8 +296,11 @@ class Script:
             "comm hook": self.compress,
             "loads": self.load,
             "hsdp loads": self.load_shards,
+            "meets": self.see_a_loss,
         }.get(KIND)
         self.session = Session(**given, sampler=self.sampler, backend=BACKEND, on_world=on_world, **extras)
+        if KIND == "meets":
+            dist.all_reduce(torch.ones(1))
         self.lines = Path(os.environ["OUT"], f"{os.getpid()}.jsonl")
 
     def build(self, mesh: Any) -> tuple[Any, torch.optim.Optimizer]:
@@ -341,19 +345,27 @@ class Script:
         if is_first:
             session.committed = 4
 
+    def see_a_loss(self, session: Session) -> None:
+        """The first world is lost while this takes its time, outside of any collective."""
+        die_here(0, session.rank, session.generation, "loading")
+        while session.generation == 1 and not session._worlds.is_lost():
+            time.sleep(0.005)
+
     @torch.no_grad()
     def load_shards(self, session: Session) -> None:
-        """The first copy of the model has a checkpoint of five steps, and sends it to the other ones."""
-        if session.committed >= 0:
+        """The first copy has a checkpoint of five steps, and sends it to the others; or "again" what it has."""
+        if session.committed >= 0 and HOW != "again":
             return
         for number, one in enumerate(self.model.parameters()):
             mine = one.to_local()
-            if session.rank < 2:
+            if session.rank < 2 and HOW != "again":
                 mine.add_(0.01)
             die_here(number, session.rank, session.generation, "loading")
-            if session.world_size > 2 and mine.numel():
-                dist.broadcast(mine, src=session.rank % 2, group=one.device_mesh.get_group(0))
-        session.committed = 4
+            copies = one.device_mesh.get_group(0)
+            if copies.size() > 1 and mine.numel():
+                dist.broadcast(mine, src=session.rank % 2, group=copies)
+        if HOW != "again":
+            session.committed = 4
 
     def capture(self, _: Session) -> None:
         """A collective in a CUDA graph, as a part of a pass."""

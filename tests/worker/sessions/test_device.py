@@ -649,13 +649,33 @@ def test_parameters_that_a_script_has_got_in_the_beginning_of_a_lost_world_are_n
 
 
 @together
-def test_shards_that_a_script_has_got_in_the_beginning_of_a_lost_world_are_no_state(tmp_path: Path) -> None:
+def test_a_script_does_not_begin_in_a_world_that_was_lost_while_it_was_entered(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    """What it does between the session and its first step would fail there, and end the process."""
+    agent, norms = train(tmp_path, KIND="meets", KILL="0:2:1:loading", BACKEND="gloo")
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed("plain"))
+
+
+@pytest.mark.parametrize("how", ["", "again"], ids=["of-a-checkpoint", "in-each-world"])
+@together
+def test_shards_that_a_script_has_got_in_the_beginning_of_a_lost_world_are_no_state(
+    tmp_path: Path, undisturbed: Any, how: str
+) -> None:
     """The same with two copies of a sharded model: rank 2 gets the shards of rank 0, which dies meanwhile."""
-    variables = {"KIND": "hsdp loads", "FAKE_NCCL": "leaves=garbage"}
-    agent, norms = train(tmp_path, 4, KILL="2:0:1:loading", **variables)
-    assert norms == {}
+    variables = {"KIND": "hsdp loads", "HOW": how, "LAST": "24", "FAKE_NCCL": "leaves=garbage"}
+    with FakeAgent(PROGRAM, tmp_path, KILL=f"2:0:{2 if how else 1}:loading", **variables) as agent:
+        agent.start(4)
+        if how:
+            agent.wait(lambda: any(row["step"] >= 6 for row in agent.rows), "seven steps")
+            agent.tell(announced=True)
+        agent.run()
+    norms = collect_norms(agent)
+    check(norms, {step: undisturbed("hsdp")[step] for step in norms})
     assert sorted(agent.ended) == [-9, 1, 1, 1]
     assert "going back to the last checkpoint" in agent.log
+    assert bool(norms) is bool(how)
 
 
 @pytest.mark.parametrize("wants", ["leaves=own", "leaves=garbage"])

@@ -39,7 +39,7 @@ from elasticjob.sessions.fence import Fence, Seen
 from elasticjob.sessions.memory import Memory
 from elasticjob.sessions.model_state import ReplicatedModelState, check_layers, hook
 from elasticjob.sessions.process_groups import ProcessGroups, find_cause, first_line
-from elasticjob.sessions.replicas import Replicas, read_every
+from elasticjob.sessions.replicas import Replicas, digest, read_every
 from elasticjob.sessions.sharded.model import Build, make_model_state
 from elasticjob.sessions.step_buffers import StepBuffers
 from elasticjob.sessions.worlds import Worlds
@@ -826,10 +826,11 @@ class Session:
     @contextlib.contextmanager
     def _judging_entry(self) -> Iterator[None]:
         """A script may send a state in `on_world`. What it has got of a lost world is none."""
-        if not (self._worlds.groups.is_queued and self._worlds.can_change and self._is_replicated):
+        if not (self._worlds.groups.is_queued and self._worlds.can_change):
             yield
             return
         before, begun = self.committed, (count_queued(), count_messages())
+        shards = None if self._is_replicated else digest(self._memory)
         self._entry.begin()
         try:
             yield
@@ -837,7 +838,11 @@ class Session:
                 self._worlds.hold(also_begun=count_messages() == begun[1])
         except Exception:
             is_wrong = self._worlds.is_lost() and (count_queued(), count_messages()) != begun
-            if is_wrong and (not self._entry.take_back() or self.committed != before):
+            if is_wrong and not (
+                self._entry.take_back()
+                and self.committed == before
+                and (shards is None or digest(self._memory) == shards)
+            ):
                 self._memory.note_torn()
             raise
         finally:

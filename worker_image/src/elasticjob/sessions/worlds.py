@@ -338,7 +338,7 @@ class Worlds:
             with groups.creations_in(self.groups.owning):  # those of a Checkpointer, for example
                 self._on_world()
             self.groups.connect(self.is_lost)
-            self.hold()
+            self.hold()  # or the script would go on in a lost world, and not only to a step
         except StateLostError as lost:
             self.begin_again(f"{lost}: going back to the last checkpoint")
         except LeftBehindError as behind:
