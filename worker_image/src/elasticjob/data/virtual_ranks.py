@@ -17,7 +17,7 @@ ranks in order. A virtual rank has its own samples, random numbers (`streams`), 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -80,8 +80,6 @@ class VirtualRanks:
         self._position = (0, 0)  # of its gradient in the tree
         self._losses: dict[int, torch.Tensor] = {}
         self._squares: dict[int, torch.Tensor] = {}  # by turn: the squared norm of the gradient, if it is wanted
-        # For sessions: raises if the sums may be wrong, before anything learns from them that no step takes back.
-        self.hold: Callable[[], None] = lambda: None
         self._growth = growth if growth is not None and growth.measures else None
         if self._growth is not None and self._sharded is not None:
             raise ConfigurationError("rule='adascale' does not work with a sharded model: use linear or sqrt.")
@@ -203,7 +201,6 @@ class VirtualRanks:
         self.loss = float(total[0].item()) if self._losses else None
         if self._growth is not None:
             sizes = find_leaf_sizes(micro.batch, self._place.virtual_ranks, micro.parts)
-            self.hold()
             small_batch = len(sizes) / sum(1 / size for size in sizes)
             self._growth.observe(total[1].item() / len(sizes), self._find_square().item(), small_batch, micro.batch)
 

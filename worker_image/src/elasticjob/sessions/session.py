@@ -806,7 +806,6 @@ class Session:
             self._memory.virtual = VirtualRanks(
                 self.model, self.sampler, growth=self._growth, send=fixed, optimizers=known
             )
-            self._memory.virtual.hold = self._fence.hold
             self._buffers = StepBuffers(self.model, copies=False)  # the virtual ranks have copies of their own
         elif self._is_replicated:
             self._buffers = StepBuffers(self.model)
