@@ -18,6 +18,17 @@ SCALER = refusals.name_child(Kind.AUTOSCALER, ApiError(422, "Invalid", "spec.met
 NO_SCALER = ("AutoscalerRefused", "elasticPolicy.metrics has no effect: spec.metrics[0].type: Required value")
 GROUP = refusals.name_child(Kind.POD_GROUP, ApiError(422, "Invalid", "spec.queue: Invalid value"))
 BAD_GROUP = ("ObjectRejected", "the API server rejects the job's PodGroup: spec.queue: Invalid value")
+BUDGET = refusals.name_child(Kind.DISRUPTION_BUDGET, QUOTA)
+NO_BUDGET = (
+    "BudgetRefused",
+    "exceeded quota; the job trains without its PodDisruptionBudget: a drain may evict more of its pods at once than "
+    "elasticPolicy.minReplicas allows",
+)
+SERVICE = refusals.name_child(Kind.SERVICE, ApiError(422, "Invalid", "spec.ports: Required value"))
+NO_SERVICE = (
+    "ServiceRefused",
+    "spec.ports: Required value; pods start without the job's Service: their names lead nowhere until it is there",
+)
 BAD_POD = ("InvalidTemplate", "spec.template: the API server rejects the pod: spec.containers[0].image: Required value")
 
 
@@ -28,6 +39,10 @@ BAD_POD = ("InvalidTemplate", "spec.template: the API server rejects the pod: sp
         pytest.param([POD], BAD_POD, True, id="a pod"),
         pytest.param([SCALER], NO_SCALER, False, id="an autoscaler: the job does without"),
         pytest.param([GROUP], BAD_GROUP, True, id="a group, which pods need: that is no fault of the template"),
+        pytest.param([BUDGET], NO_BUDGET, False, id="a budget: pods that are lost are replaced"),
+        pytest.param([SERVICE], NO_SERVICE, False, id="a Service: pods do not wait for it"),
+        pytest.param([SERVICE, GROUP], BAD_GROUP, True, id="what pods need comes first"),
+        pytest.param([BUDGET, SCALER, QUOTA], ("CreateForbidden", "exceeded quota"), True, id="pods come before all"),
         pytest.param([SCALER, QUOTA], ("CreateForbidden", "exceeded quota"), True, id="pods come first"),
         pytest.param([SCALER, POD], BAD_POD, True, id="an invalid pod comes first"),
     ],

@@ -72,6 +72,6 @@ async def test_a_taken_name_is_left_alone(kind: Kind, owner: str, tmp_path: Path
             reason, message = outcome.problem
             assert reason == "NameTaken" and message.startswith(taken)
             assert ("spec.network.policy: false" in message) == (kind is Kind.NETWORK_POLICY)
-        assert outcome.is_blocking is (kind is not Kind.AUTOSCALER)
+        assert outcome.is_blocking is (kind in (Kind.NETWORK_POLICY, Kind.CONFIG_MAP, Kind.POD_GROUP))
         assert asked == ["POST", "GET"]
         assert not cache.children(job)

@@ -44,6 +44,7 @@ def make_job(replicas: int) -> dict[str, Any]:
 
 
 DISTURBED_SECONDS: Final = 2.0  # after the first try
+SETTLED_SECONDS: Final = 0.5  # without a try, although there is news
 KEY: Final = ("t", "j")
 MOST_IN_A_MINUTE: Final = 10
 
@@ -202,6 +203,70 @@ async def test_little_is_remembered_of_what_was_refused(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
         loop = operator.controller._loops[KEY]
         assert loop.refused_on is not None and len(pickle.dumps(loop.refused_on)) < 100
+
+
+class Narrow(Refusing):
+    """An API server that refuses the job's Service, and nothing else."""
+
+    def __init__(self, refusal: dict[str, Any]) -> None:
+        super().__init__(refusal, 3)
+        self.stored["spec"] |= {"replicas": 1, "network": {"policy": False, "service": True}}
+        self.made: list[dict[str, Any]] = []
+        self.going = ""  # UID of a pod that is gone before this server has answered once more
+        self.operator: Operator | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        assert self.operator is not None
+        if request.path.endswith("/services"):
+            if self.going:
+                self.operator.cache.drop_pod(self.going)
+            return await super().answer(request)
+        if request.method != "POST":
+            return await super().answer(request)
+        body = await request.json()
+        if request.path.endswith("/pods"):
+            created = {"resourceVersion": "7", "creationTimestamp": format_time(time.time())}
+            body["metadata"] |= {"uid": f"pod-{len(self.made)}", **created}
+            self.made.append(body)
+            self.operator.cache.put_pod(body)
+        return web.json_response(body, status=201)
+
+    def lose_pod(self) -> None:
+        """Its deletion is seen twice: that it goes, and, while that is looked at, that it is gone."""
+        assert self.operator is not None
+        pod = self.made[0]
+        self.going = pod["metadata"]["uid"]
+        deleted = {"resourceVersion": "8", "deletionTimestamp": format_time(time.time())}
+        self.operator.cache.put_pod({**pod, "metadata": {**pod["metadata"], **deleted}})
+
+    async def settle(self) -> None:
+        """Until nothing more is tried, although there is news."""
+        assert self.operator is not None
+        while not self.made or time.monotonic() < self.tries[-1] + SETTLED_SECONDS:
+            self.report(self.operator)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["quota", "webhook"])
+async def test_pods_do_not_wait_for_what_their_job_can_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A lost pod would be missing for minutes, only because a quota has no room for a Service."""
+    monkeypatch.setattr(controller, "REFUSED_SECONDS", 30.0)  # as after a few refusals
+    server = Narrow(REFUSALS[name])
+    async with answering_to(server, tmp_path), asyncio.timeout(20):
+        await server.settle()
+        server.lose_pod()
+        while len(server.made) < 2:  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.02)
+    assert len(server.tries) <= MOST_IN_A_MINUTE
+
+
+@contextlib.asynccontextmanager
+async def answering_to(server: Narrow, directory: Path) -> AsyncIterator[None]:
+    async with server.running(directory) as operator:
+        server.operator = operator
+        yield
 
 
 class Breaking(Refusing):
