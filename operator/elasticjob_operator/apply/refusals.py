@@ -36,8 +36,22 @@ _NO_POLICY: Final = (
     "no pod starts without the job's NetworkPolicy: allow it, or set spec.network.policy: false, with which other pods "
     "of the cluster can reach the workers' ports"
 )
+_EXTRAS: Final = {  # what a job can do without: the reason, and what it then lacks
+    Kind.DISRUPTION_BUDGET: (
+        "BudgetRefused",
+        "the job trains without its PodDisruptionBudget: a drain may evict more of its pods at once than "
+        "elasticPolicy.minReplicas allows",
+    ),
+    Kind.SERVICE: (
+        "ServiceRefused",
+        "pods start without the job's Service: their names lead nowhere until it is there",
+    ),
+}
 _ALTERED: Final = "PodAltered"
-_TOLD_BY_REASON = ("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER)
+_TOLD_BY_REASON = (
+    *("NameTaken", "NotServed", "ObjectRejected", "PolicyRefused", _ALTERED, _NO_AUTOSCALER),
+    *(reason for reason, _ in _EXTRAS.values()),
+)
 # A field with what is wrong about it, and its value where that is a short text, as the API server read it.
 _WRONG_FIELD: Final = re.compile(
     r"\bspec\.(?P<path>(?P<field>\w{1,64}+)[^\s:]{0,256}+): (?:(?P<absent>Not found|Required value|"
@@ -66,6 +80,10 @@ _DENIED: Final = re.compile(
     r" denied (?:the )?request"
 )
 _QUANTITIES: Final = ("limits", "requests", "overhead", "sizeLimit", "divisor")  # fields with one, or many by name
+
+
+class ExtraError(ApiError):
+    """The API server has rejected what a job can do without."""
 
 
 def is_refusal(error: ApiError) -> bool:
@@ -372,6 +390,10 @@ def name_child(kind: Kind, error: ApiError) -> ApiError:
     if kind is Kind.AUTOSCALER and is_refusal(error) and error.reason != _NO_AUTOSCALER:
         remedy = ": install the operator's chart with rbac.autoscaling=true" if error.status == 403 else ""
         return _refuse_autoscaler(error.status, error.message + remedy)
+    if kind in _EXTRAS and is_refusal(error) and not isinstance(error, ExtraError):
+        own, lack = _EXTRAS[kind]
+        reason = error.reason if error.reason in _TOLD_BY_REASON else own
+        return ExtraError(error.status, reason, f"{error.message}; {lack}")
     if kind is Kind.NETWORK_POLICY and is_refusal(error):
         reason = error.reason if error.reason in _TOLD_BY_REASON else "PolicyRefused"
         return ApiError(error.status, reason, f"{error.message}; {_NO_POLICY}")
@@ -381,12 +403,12 @@ def name_child(kind: Kind, error: ApiError) -> ApiError:
 
 
 def _refuse_autoscaler(status: int, why: str) -> ApiError:
-    return ApiError(status, _NO_AUTOSCALER, f"elasticPolicy.metrics has no effect: {why}")
+    return ExtraError(status, _NO_AUTOSCALER, f"elasticPolicy.metrics has no effect: {why}")
 
 
 def is_blocking(refused: Sequence[ApiError]) -> bool:
-    """Whether pods are rejected, or something that they need. A job does without an autoscaler."""
-    return any(error.reason != _NO_AUTOSCALER for error in refused)
+    """Whether pods are rejected, or something that they need."""
+    return not all(isinstance(error, ExtraError) for error in refused)
 
 
 def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
@@ -396,7 +418,7 @@ def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
         if error.status in (400, 413, 422) and error.reason not in _TOLD_BY_REASON and not is_denied:
             return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"
     if refused:
-        first = min(refused, key=lambda error: error.reason == _NO_AUTOSCALER)
+        first = min(refused, key=lambda error: isinstance(error, ExtraError))
         return first.reason if first.reason in _TOLD_BY_REASON else reading.FORBIDDEN, first.message
     return None
 

@@ -47,6 +47,10 @@ class Kind(StrEnum):
     AUTOSCALER = "HorizontalPodAutoscaler"
 
 
+# What a job can do without: no pod waits for them.
+EXTRAS: Final = frozenset({Kind.SERVICE, Kind.DISRUPTION_BUDGET, Kind.AUTOSCALER})
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     """A wanted object and the digest of its inputs. It has to be written if the digest differs."""
@@ -204,9 +208,10 @@ class Plan:
         return before.model_copy(update=told) == self.status
 
     def held_back(self, until: float, *, pods: bool) -> Plan:
-        """The same plan without what was just rejected, before `until`. `pods`: new pods wait as well."""
-        held = replace(self, ensure=(), wake_at=first(self.wake_at, until))
-        return replace(held, create=(), confirm=False) if pods else held
+        """The same plan without what was just rejected, before `until`. `pods`: that is what they need, or they."""
+        if not pods:
+            return self.without_extras(until)
+        return replace(self, create=(), confirm=False, ensure=(), wake_at=first(self.wake_at, until))
 
     def deleting_less(self, until: float | None) -> Plan:
         """The same plan with one deletion for all, or with none before `until`: deletions have been refused."""
@@ -216,7 +221,7 @@ class Plan:
 
     def without_extras(self, until: float) -> Plan:
         """The same plan without what a job can do without, before `until`."""
-        ensure = tuple(child for child in self.ensure if child.kind is not Kind.AUTOSCALER)
+        ensure = tuple(child for child in self.ensure if child.kind not in EXTRAS)
         return replace(self, ensure=ensure, wake_at=first(self.wake_at, until))
 
 
