@@ -16,7 +16,7 @@ from aiohttp import web
 
 from controller.api_fixture import answering
 from elasticjob_operator.api import names
-from elasticjob_operator.apply import apply, manifests
+from elasticjob_operator.apply import apply, manifests, refused_writes
 from elasticjob_operator.plan.values import NewPod
 from elasticjob_operator.rest.errors import ApiError
 from elasticjob_operator.run import controller
@@ -259,6 +259,27 @@ async def test_pods_do_not_wait_for_what_their_job_can_do_without(
         server.lose_pod()
         while len(server.made) < 2:  # noqa: ASYNC110 - nobody sets an event
             await asyncio.sleep(0.02)
+    assert len(server.tries) <= MOST_IN_A_MINUTE
+
+
+@pytest.mark.parametrize("name", ["quota", "webhook"])
+async def test_what_a_job_has_to_do_without_is_told_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also while it is not tried, since it was refused too often."""
+    monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
+    server = Narrow(REFUSALS[name])
+    async with answering_to(server, tmp_path), asyncio.timeout(30):
+        assert server.operator is not None
+        while not server.has_told:
+            server.report(server.operator)
+            await asyncio.sleep(0.02)
+        known, until = set[str](), time.monotonic() + DISTURBED_SECONDS
+        while time.monotonic() < until or len(server.tries) < refused_writes.OFTEN:
+            known.add(server.told)
+            server.scale(server.operator)
+            await asyncio.sleep(0.05)
+    assert all(server.refusal["message"] in told for told in known), known
     assert len(server.tries) <= MOST_IN_A_MINUTE
 
 
