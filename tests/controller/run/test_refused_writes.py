@@ -268,17 +268,19 @@ async def test_what_a_job_has_to_do_without_is_told_all_the_time(
 ) -> None:
     """Also while it is not tried, since it was refused too often."""
     monkeypatch.setattr(controller, "TROUBLE_SECONDS", 1.0)
+    monkeypatch.setattr(controller, "REFUSED_SECONDS", 0.05)
     server = Narrow(REFUSALS[name])
     async with answering_to(server, tmp_path), asyncio.timeout(30):
         assert server.operator is not None
-        while not server.has_told:
+        while len(server.tries) < refused_writes.OFTEN or time.monotonic() < server.tries[-1] + DISTURBED_SECONDS:
             server.report(server.operator)
             await asyncio.sleep(0.02)
-        known, until = set[str](), time.monotonic() + DISTURBED_SECONDS
-        while time.monotonic() < until or len(server.tries) < refused_writes.OFTEN:
+        server.scale(server.operator)
+        known, until = set[str](), time.monotonic() + SETTLED_SECONDS
+        while len(server.made) < 2 or time.monotonic() < until:
             known.add(server.told)
-            server.scale(server.operator)
-            await asyncio.sleep(0.05)
+            server.report(server.operator)
+            await asyncio.sleep(0.02)
     assert all(server.refusal["message"] in told for told in known), known
     assert len(server.tries) <= MOST_IN_A_MINUTE
 
