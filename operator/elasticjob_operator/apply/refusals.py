@@ -12,7 +12,7 @@ from typing import Any, Final
 from elasticjob_operator import numerals, quantity
 from elasticjob_operator.api import names
 from elasticjob_operator.model import reading
-from elasticjob_operator.plan.values import Kind
+from elasticjob_operator.plan.values import EXTRAS, Kind
 from elasticjob_operator.rest.errors import BUSY, ApiError
 
 # The field that the API server refuses, in an item of its list, or at the beginning of its message; "<nil>" is all.
@@ -80,10 +80,6 @@ _DENIED: Final = re.compile(
     r" denied (?:the )?request"
 )
 _QUANTITIES: Final = ("limits", "requests", "overhead", "sizeLimit", "divisor")  # fields with one, or many by name
-
-
-class ExtraError(ApiError):
-    """The API server has rejected what a job can do without."""
 
 
 def is_refusal(error: ApiError) -> bool:
@@ -386,14 +382,21 @@ def label_lost(name: str) -> ApiError:
 
 
 def name_child(kind: Kind, error: ApiError) -> ApiError:
-    """The rejection of an object that is no pod, told as such; any other error is returned as it is."""
+    """The rejection of an object that is no pod, told as such, and whether a job can do without it."""
+    named = _name_child(kind, error)
+    named.is_extra = kind in EXTRAS
+    return named
+
+
+def _name_child(kind: Kind, error: ApiError) -> ApiError:
+    """Any other error is returned as it is."""
     if kind is Kind.AUTOSCALER and is_refusal(error) and error.reason != _NO_AUTOSCALER:
         remedy = ": install the operator's chart with rbac.autoscaling=true" if error.status == 403 else ""
         return _refuse_autoscaler(error.status, error.message + remedy)
-    if kind in _EXTRAS and is_refusal(error) and not isinstance(error, ExtraError):
+    if kind in _EXTRAS and is_refusal(error):
         own, lack = _EXTRAS[kind]
         reason = error.reason if error.reason in _TOLD_BY_REASON else own
-        return ExtraError(error.status, reason, f"{error.message}; {lack}")
+        return ApiError(error.status, reason, f"{error.message}; {lack}")
     if kind is Kind.NETWORK_POLICY and is_refusal(error):
         reason = error.reason if error.reason in _TOLD_BY_REASON else "PolicyRefused"
         return ApiError(error.status, reason, f"{error.message}; {_NO_POLICY}")
@@ -403,12 +406,12 @@ def name_child(kind: Kind, error: ApiError) -> ApiError:
 
 
 def _refuse_autoscaler(status: int, why: str) -> ApiError:
-    return ExtraError(status, _NO_AUTOSCALER, f"elasticPolicy.metrics has no effect: {why}")
+    return ApiError(status, _NO_AUTOSCALER, f"elasticPolicy.metrics has no effect: {why}")
 
 
 def is_blocking(refused: Sequence[ApiError]) -> bool:
     """Whether pods are rejected, or something that they need."""
-    return not all(isinstance(error, ExtraError) for error in refused)
+    return not all(error.is_extra for error in refused)
 
 
 def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
@@ -418,7 +421,7 @@ def find_problem(refused: Sequence[ApiError]) -> tuple[str, str] | None:
         if error.status in (400, 413, 422) and error.reason not in _TOLD_BY_REASON and not is_denied:
             return "InvalidTemplate", f"spec.template: the API server rejects the pod: {error.message}"
     if refused:
-        first = min(refused, key=lambda error: isinstance(error, ExtraError))
+        first = min(refused, key=lambda error: error.is_extra)
         return first.reason if first.reason in _TOLD_BY_REASON else reading.FORBIDDEN, first.message
     return None
 

@@ -24,7 +24,7 @@ class ApiError(Exception):
 
     `reason` is that of the metav1.Status, or empty; `message` is cut; `retry_after` is in seconds. `causes` are the
     fields that were refused, each as `field: why`; the message where the API server lists none. What it repeats of a
-    tenant's text commands no terminal.
+    tenant's text commands no terminal. `is_extra`: it is about an object that a job can do without.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class ApiError(Exception):
         self.message = message
         self.retry_after = retry_after
         self.causes = tuple(causes) or (message,)
+        self.is_extra = False
 
 
 def without_frames(error: ApiError) -> ApiError:

@@ -93,6 +93,7 @@ class _Loop:
     troubled_since: float | None = None  # since when every pass has ended with an error (monotonic) ...
     last_trouble: tuple[str, str] | None = None  # ... what would be told of it ...
     trouble: tuple[str, str] | None = None  # ... and what is told
+    is_troubled_by_extra: bool = False  # the last error was about what the job can do without
     last_error: ApiError | None = None
     unanswered_at: float = math.inf  # when it was noted that the last request got no answer; inf if it got one
     busy_since: float | None = None  # since when the API server has been too busy for a write of this job (monotonic)
@@ -480,7 +481,9 @@ class Controller:
         # What has changed is tried at once, but not without a bound.
         refused = self._applier.refused
         if (wait := refused.wait_for_extras(job.uid, started) - started) > 0:
-            made = made.without_extras(now + wait)
+            tried, made = made, made.without_extras(now + wait)
+            is_about_extras = loop.is_troubled_by_extra if loop.problem is None else not loop.is_blocked
+            loop.is_held |= is_about_extras and made.ensure != tried.ensure
         busy_until = 0.0 if made.is_idle else loop.busy_until
         if (wait := max(self._applier.wait_until(job, made, started), busy_until) - started) > 0:
             made, loop.is_held = (
@@ -565,6 +568,7 @@ class Controller:
             loop.last_error = error
             logger.warning("%s/%s: %s", *key, error)
             loop.tries_one = True
+        loop.is_troubled_by_extra = error.is_extra
         is_busy, answers = error.status in BUSY, self._api.heard > loop.unanswered_at
         if is_busy:
             loop.busy_since = time.monotonic() if loop.busy_since is None else loop.busy_since
