@@ -91,6 +91,19 @@ def test_no_optimizer_applies_what_was_not_reduced(tmp_path: Path, undisturbed: 
     check(norms, undisturbed("plain"))
 
 
+@pytest.mark.parametrize("backend", ["gloo", "fakenccl"])
+@pytest.mark.parametrize("kind", ["two", "stranger"])
+@together
+def test_a_loss_in_the_step_in_which_ranks_compare_their_settings(
+    tmp_path: Path, undisturbed: Any, kind: str, backend: str
+) -> None:
+    """They do so before any optimizer has stepped: a loss between two of them would tear the step."""
+    variables = {"KIND": kind, "BACKEND": backend, "FAKE_NCCL": "leaves=garbage"}
+    agent, norms = train(tmp_path, KILL="15:2:1:backward", **variables)
+    assert sorted(agent.ended) == [-9, 0, 0]
+    check(norms, undisturbed(kind))
+
+
 LONG = pytest.mark.long
 
 
