@@ -71,7 +71,7 @@ class Fence:
         self._left: Seen | None = None  # at the end of the last block
         self._is_of_all = not is_queued  # the permission is for whatever was begun, and not only for a stream
         self.is_followed = False  # by another optimizer: that has been in some step of this process
-        self._has_stepped = False
+        self.has_stepped = False  # an optimizer, in this step
         self.is_empty = False  # an optimizer had no gradients to apply: this rank may be the only one
         self.has_trail = False  # something was queued behind the optimizers in some step of this process
         self.is_skipped = False  # optimizers that a GradScaler has skipped were not meant to step, on any rank
@@ -85,7 +85,7 @@ class Fence:
     def begin(self) -> None:
         """A step begins; with several micro-batches, each of them."""
         if not self.is_open:
-            self.is_divided = self._has_stepped = False
+            self.is_divided = self.has_stepped = False
             self._permitted = self._known = self.failure = None
             self._is_of_all = not self._is_queued
             self.is_empty = False
@@ -105,8 +105,8 @@ class Fence:
             return
         # A question more in the first step in which another one follows does not divide those after it.
         has_begun_more = self._before.has_begun_more(self._permitted)
-        self.is_divided = self._has_stepped and (has_begun_more or self.is_followed)
-        self.is_followed = self.is_followed or self._has_stepped
+        self.is_divided = self.has_stepped and (has_begun_more or self.is_followed)
+        self.is_followed = self.is_followed or self.has_stepped
         self._asking(self._hold_for(self._before), agree)
 
     def _is_permitted(self, now: Seen) -> bool:
@@ -131,7 +131,7 @@ class Fence:
         if self._is_queued and (has_waited or after.has_begun_more(self._before)):  # it is spread over the ranks
             self._asking(self._hold_for(after))
         self._permitted = self._known = after
-        self._has_stepped = True
+        self.has_stepped = True
 
     def skip(self) -> None:
         """A GradScaler is about to learn from the gradients whether optimizers had to skip the step. Raises

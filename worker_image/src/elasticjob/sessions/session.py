@@ -469,8 +469,10 @@ class Session:
         self._adviser.tell("together", text)
 
     def _compare_settings(self) -> None:
-        """Before the first optimizer of a step. Raises ConfigurationError if this rank would train another model."""
-        if self.world_size == 1 or not self._worlds.can_change or self._memory.applied:
+        """Before the first optimizer of a step, whosoever it is: a loss between two of them would tear the step. Raises
+        ConfigurationError if this rank would train another model.
+        """
+        if self.world_size == 1 or not self._worlds.can_change or self._fence.has_stepped:
             return
         self._begun += 1
         if not alike.is_due(self._begun):
@@ -656,8 +658,7 @@ class Session:
             self._memory.virtual.finish()
         self._worlds.interrupter.allowed = False
         if self._fence.is_open:
-            self._compare_settings()
-            self._fence.begin_applying(self._agree)
+            self._ask_to_apply()
         makes_them = _has_closure(given, more)
         if makes_them:
             self._early.begin_applying()
@@ -666,6 +667,10 @@ class Session:
         if self._fence.is_open and self._is_replicated and not makes_them and not has_gradients([optimizer]):
             self._fence.is_empty = True
         self._memory.note_applying(optimizer, makes_them)
+
+    def _ask_to_apply(self) -> None:
+        self._compare_settings()
+        self._fence.begin_applying(self._agree)
 
     def _begin_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer that the session was not given does not apply what was not reduced either.
@@ -677,7 +682,7 @@ class Session:
                 raise ConfigurationError(text.format(type(optimizer).__name__))
         if self._fence.is_open and self._memory.is_trained_by(optimizer):
             self._worlds.interrupter.allowed = False
-            self._fence.begin_applying(self._agree)
+            self._ask_to_apply()
 
     def _is_in_shared_pass(self) -> bool:
         """Whether this is in a backward pass of several ranks, any of which may be lost before it ends."""
