@@ -171,7 +171,7 @@ frameworks: setup $(FRAMEWORKS)/.made ## Training stacks through every change: t
 	@$(PY) -m pytest tests/frameworks -q -rA $(PYTEST_ARGS)
 
 # What CI runs of it: each stack once, as we recommend to use it.
-SHORT := not test_undisturbed and (transformers-adapter or accelerate-adapter or lightning-session or deepspeed-zero-2 or fsdp2 or horovod or parquet or jax or trackers or polars)
+SHORT := not test_undisturbed and (transformers-adapter or accelerate-adapter or lightning-session or deepspeed-zero-2 or fsdp2 or horovod or mpi4py or parquet or jax or trackers or polars)
 frameworks-short: setup $(FRAMEWORKS)/.made ## The same in minutes: each stack once.
 	@$(PY) -m pytest tests/frameworks -q -rA -k "$(SHORT)" $(PYTEST_ARGS)
 

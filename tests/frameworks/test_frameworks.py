@@ -65,6 +65,7 @@ ROWS = {
     "dcp-async": Row("dcp_async.py", exact=True),
     "snapshot": Row("snapshot_ddp.py", exact=True),
     "horovod-compat": Row("horovod_compat.py", exact=True),
+    "mpi4py": Row("mpi4py_restart.py", exact=True, needs=("mpi4py",)),
     "spark-parquet": Row("spark_parquet.py", exact=True, processes=4, needs=("pyarrow",)),
     "torchtitan": replace(TITAN, sizes=(2, 4, 2, 4), killed=(0, 3)),
     "torchtitan-async": replace(TITAN, arguments=("async",)),

@@ -61,6 +61,14 @@ def note_end(error: BaseException | None) -> None:
     _status = find_status(error)
 
 
+def find_end() -> int | None:
+    """The status with which the script has ended, in the interpreter's end; None if nobody knows it."""
+    status = _status
+    if status is None and (error := getattr(sys, "last_value", None)) is not None:
+        status = find_status(error)
+    return status
+
+
 def find_status(error: BaseException | None) -> int:
     """The exit status with which the interpreter ends; that of `subprocess` if a signal ends it. Pure."""
     if isinstance(error, KeyboardInterrupt):
@@ -93,9 +101,7 @@ def _finish() -> None:
                 free()
     if wait(LIMIT):
         return
-    status = _status
-    if status is None and (error := getattr(sys, "last_value", None)) is not None:
-        status = find_status(error)
+    status = find_end()
     if status is not None:  # somebody else has started the script, and it has not failed: nobody knows how it ends
         _leave(status)
 
