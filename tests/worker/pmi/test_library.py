@@ -31,13 +31,14 @@ def test_a_library_of_another_family_is_named_with_the_remedy(version: str) -> N
 def test_what_another_launcher_has_left_is_forgotten() -> None:
     environ = {"PMI_RANK": "3", "PMIX_NAMESPACE": "slurm.1", "PMI_SIZE": "9", "RANK": "0"}
     library.prepare(environ, "eth0")
-    assert environ == {"RANK": "0", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_TCP_IFACE": "eth0"}
+    assert environ == {"RANK": "0", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_TCP_IFACE": "eth0", "FI_SOCKETS_IFACE": "eth0"}
 
 
 def test_what_the_author_of_the_job_has_set_stays() -> None:
-    environ = {"MPIR_CVAR_CH4_NETMOD": "ucx", "FI_TCP_IFACE": "ib0"}
+    given = {"MPIR_CVAR_CH4_NETMOD": "ucx", "FI_TCP_IFACE": "ib0", "FI_SOCKETS_IFACE": "ib0"}
+    environ = dict(given)
     library.prepare(environ, "eth0")
-    assert environ == {"MPIR_CVAR_CH4_NETMOD": "ucx", "FI_TCP_IFACE": "ib0"}
+    assert environ == given
     empty: dict[str, str] = {}
     library.prepare(empty, None)
     assert empty == {"MPIR_CVAR_CH4_NETMOD": "ofi"}

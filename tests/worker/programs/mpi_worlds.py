@@ -145,7 +145,8 @@ def play(world: World, generation: int, store: tuple[int, int]) -> list[str]:
         wrong += [f"{world}: rank {rank} ended with {code}" for rank, code in codes.items() if code]
     if not wait(lambda: not find_helpers(store[0])):
         wrong.append(f"{world}: processes are left: {find_helpers(store[0])}")
-    if left := read_names() - before:
+    if not wait(lambda: not read_names() - before):
+        left = read_names() - before
         wrong.append(f"{world}: left in /dev/shm: {left}")
         for name in left:
             (SHARED / name).unlink(missing_ok=True)

@@ -38,6 +38,8 @@ def join(here: Context, node: int) -> Any:
             "MPI cannot change its world, and a session does: use elasticjob.mpi without a Session, and load a"
             " checkpoint at the start."
         )
+    interface = network.find_interface(network.read_interfaces(), here.pod_ip, here.master_address, False)
+    library.prepare(os.environ, interface)
     mpi = library.load()
     if mpi.Is_initialized():
         if mpi.COMM_WORLD.size != here.world_size:
@@ -45,8 +47,6 @@ def join(here: Context, node: int) -> Any:
                 "mpi4py has started MPI with this process alone: import elasticjob.mpi before mpi4py."
             )
         return mpi
-    interface = network.find_interface(network.read_interfaces(), here.pod_ip, here.master_address, False)
-    library.prepare(os.environ, interface)
     if here.world_size == 1:
         _start(mpi)
         atexit.register(_leave, mpi, None, os.getpid())

@@ -13,6 +13,10 @@ _KNOWN = ("MPICH", "Intel(R) MPI", "MVAPICH")  # of MPICH's family: they ask a l
 _FOREIGN = ("PMI_PORT", "PMI_ID", "PMI_FD", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_SPAWNED")
 
 
+# One for each of libfabric's providers over TCP. Without them MPICH takes the first interface, which may lead nowhere.
+_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+
+
 def load() -> Any:
     """mpi4py's MPI, not started yet unless the script did that. Raises ConfigurationError with the remedy."""
     try:
@@ -46,7 +50,8 @@ def prepare(environ: MutableMapping[str, str], interface: str | None) -> None:
     forget(environ)
     environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")  # over UCX, the loss of a rank ends the others with a signal
     if interface is not None:
-        environ.setdefault("FI_TCP_IFACE", interface)
+        for name in _INTERFACES:
+            environ.setdefault(name, interface)
 
 
 def forget(environ: MutableMapping[str, str]) -> None:
