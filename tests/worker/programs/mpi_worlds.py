@@ -61,7 +61,7 @@ def train(world: World, rank: int) -> None:
     assert whole.Split_type(MPI.COMM_TYPE_SHARED).size == world.each
     for step in range(world.steps):
         assert whole.allreduce(rank + step) == sum(range(world.size)) + step * world.size
-    acts = {
+    acts: dict[str, Callable[[], object]] = {
         "raise": lambda: 1 // 0,
         "exit": lambda: sys.exit(3),
         "leave": lambda: os._exit(3),
