@@ -15,7 +15,7 @@ import pytest
 from frameworks.environment import BIN, require
 
 PROGRAM = Path(__file__).parents[1] / "worker/programs/mpi_worlds.py"
-HISTORIES = int(os.environ.get("MPI_HISTORIES", "6"))
+HISTORIES = int(os.environ.get("MPI_HISTORIES", "2"))
 
 pytestmark = [
     pytest.mark.timeout(120 + 40 * HISTORIES),
