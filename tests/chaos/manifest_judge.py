@@ -29,7 +29,7 @@ _EMPTY: Final = ("BelowWanted", "WaitingForPods", "WorldStarting", "Regrouping",
 # Of pods that wait: only those that are there do.
 _OF_WAITING: Final = frozenset({"PodNotStarting", "ImagePullFailed", "Unschedulable", "SchedulingGated", "NoAgent"})
 # Of a job of which all pods train: what may still be told. Anything else is of a time before.
-STANDING: Final = frozenset({"SidecarFailed", "AutoscalerRefused"})
+STANDING: Final = frozenset({"SidecarFailed", "AutoscalerRefused", "BudgetRefused", "ServiceRefused"})
 _COMMON: Final = frozenset({"true", "false", "none", "always", "default", "path", "value", "name", "image"})
 
 
