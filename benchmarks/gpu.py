@@ -177,6 +177,7 @@ ROWS: dict[str, tuple[str, Callable[[Values], str]]] = {
     "fence": ("a session's step of one rank beside a plain loop", _fence),
     "snapshots": ("snapshots in shared memory, in every tenth step", _snapshots),
     "hang": ("a rank is paused: its peers' wait is seen, and all go on after it", _hang),
+    "hang-elsewhere": ("the same in an evaluation, of which only torch's recorder tells", _hang),
     "doctor": ("the preflight of a pod with one device passes, and leaves nothing on it", _doctor),
     "warm-fork": ("a forked worker uses the device", _fork),
     "contract-death": (
