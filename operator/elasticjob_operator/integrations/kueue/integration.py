@@ -159,7 +159,7 @@ class Kueue:
 def _wish(job: Job, queue: str, made: Plan) -> Wish:
     status = made.status
     if not status.finished:
-        classes = [manifests.find_class(job, job.spec, is_base=is_base)[1] for is_base in (True, False)]
+        classes = [manifests.find_class(job, job.spec, is_base=is_base).name for is_base in (True, False)]
         prebuilt = manifests.find_prebuilt(job)
         return Wish(job.spec, queue, _find_asks(job, made) if queue else 0, None, (classes[0], classes[1]), prebuilt)
     last = status.condition("Complete") if status.is_true("Complete") else status.condition("Failed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from elasticjob_operator import api, numerals
 from elasticjob_operator.api import names as ours
@@ -17,6 +17,7 @@ from elasticjob_operator.model.observe import Job
 from elasticjob_operator.plan.values import NewPod
 from elasticjob_operator.times import format_time
 
+_SCHEDULING: Final = "scheduling.k8s.io"
 Object = dict[str, Any]
 Requests = Mapping[str, Mapping[str, Decimal]]
 MOST_TEXT = 32 * 1024  # characters of a condition's message
@@ -102,20 +103,39 @@ def build_workload(
         pod_set["topologyRequest"] = topology
     body: Object = {"queueName": queue, "podSets": [pod_set]}
     if priority is not None:
-        kind = "PriorityClass" if priority.group == "scheduling.k8s.io" else "WorkloadPriorityClass"
+        kind = find_class_kind(priority.group)
         body["priorityClassRef"] = {"group": priority.group, "kind": kind, "name": priority.name}
         body["priority"] = priority.value
     return {"apiVersion": names.API_VERSION, "kind": "Workload", "metadata": described, "spec": body}
 
 
-def find_class(job: Job, spec: api.Spec | None, *, is_base: bool) -> tuple[str, str]:
-    """(group, name) of the class of the job's label, or else of its pods; increments may have one of their own."""
-    name = job.labels.get(names.LABEL_PRIORITY, "")
-    if not is_base:
-        name = job.annotations.get(names.ANNOTATION_GROWTH_PRIORITY, name)
-    if name or spec is None:
-        return names.GROUP, name
-    return "scheduling.k8s.io", str(spec.template["spec"].get("priorityClassName") or "")
+class PriorityOf(NamedTuple):
+    """The class that a Workload asks for; without a name, none."""
+
+    group: str
+    name: str
+    field: str  # of the job, which names it
+
+    @property
+    def kind(self) -> str:
+        return find_class_kind(self.group)
+
+
+def find_class(job: Job, spec: api.Spec | None, *, is_base: bool) -> PriorityOf:
+    """The class of the job's label, or else of its pods; increments may have one of their own."""
+    if not is_base and (name := job.annotations.get(names.ANNOTATION_GROWTH_PRIORITY)) is not None:
+        found = PriorityOf(names.GROUP, name, f"metadata.annotations[{names.ANNOTATION_GROWTH_PRIORITY}]")
+    else:
+        name = job.labels.get(names.LABEL_PRIORITY, "")
+        found = PriorityOf(names.GROUP, name, f"metadata.labels[{names.LABEL_PRIORITY}]")
+    if found.name or spec is None:
+        return found
+    name = str(spec.template["spec"].get("priorityClassName") or "")
+    return PriorityOf(_SCHEDULING, name, "spec.template.spec.priorityClassName")
+
+
+def find_class_kind(group: str) -> str:
+    return "PriorityClass" if group == _SCHEDULING else "WorkloadPriorityClass"
 
 
 def build_template(job: Job, spec: api.Spec, settings: manifests.Settings) -> Object:

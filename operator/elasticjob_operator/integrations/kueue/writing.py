@@ -77,22 +77,20 @@ class Writer:
         await self._patch(namespace, workload, manifests.build_let_go(workload))
 
     async def _find_priority(self, job: Job, spec: api.Spec, new: Create) -> Priority | None:
-        group, name = manifests.find_class(job, spec, is_base=not new.first)
-        if not name:
+        wanted = manifests.find_class(job, spec, is_base=not new.first)
+        if not wanted.name:
             return None
-        if group == names.GROUP:
-            path = path_of(names.API_VERSION, "workloadpriorityclasses", name=name)
-            kind, where = "WorkloadPriorityClass", f"the job's {names.LABEL_PRIORITY}"
+        if wanted.group == names.GROUP:
+            path = path_of(names.API_VERSION, "workloadpriorityclasses", name=wanted.name)
         else:
-            path = path_of(f"{group}/v1", "priorityclasses", name=name)
-            kind, where = "PriorityClass", "spec.template.spec.priorityClassName"
+            path = path_of(f"{wanted.group}/v1", "priorityclasses", name=wanted.name)
         try:
-            return Priority(group, name, (await self._api.request("GET", path))["value"])
+            return Priority(wanted.group, wanted.name, (await self._api.request("GET", path))["value"])
         except ApiError as error:
             if error.status != 404:
                 raise
             # The API server does not say which, where it takes the name for a path.
-            told = f"there is no {kind} {clean(name)}, which {where} names: {error.message}"
+            told = f"there is no {wanted.kind} {clean(wanted.name)}, which {wanted.field} names: {error.message}"
             raise ApiError(error.status, error.reason, told) from None
 
     async def _delete(self, namespace: str, workload: Workload) -> None:

@@ -218,7 +218,7 @@ async def test_what_was_refused_is_told_until_it_is_not_wanted_any_more(tmp_path
         pytest.param(
             {names.LABEL_PRIORITY: "low"},
             f"/apis/{names.API_VERSION}/workloadpriorityclasses/low",
-            f"there is no WorkloadPriorityClass low, which the job's {names.LABEL_PRIORITY} names",
+            f"there is no WorkloadPriorityClass low, which metadata.labels[{names.LABEL_PRIORITY}] names",
             id="of the job",
         ),
     ],

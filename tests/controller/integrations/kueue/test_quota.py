@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.builders import make_job, make_pod, make_spec
+from controller.builders import TEMPLATE, make_job, make_pod, make_spec
 from controller.counted_work import count_work
 from elasticjob_operator.api import names as ours
 from elasticjob_operator.apply import manifests as objects
@@ -339,3 +339,23 @@ def test_many_workloads_cost_as_much_each_however_many_there_are() -> None:
         return count_work(look)
 
     assert count(200) < 2.6 * count(100)
+
+
+def test_who_names_the_priority_class_of_a_workload() -> None:
+    template = {"spec": {**TEMPLATE["spec"], "priorityClassName": "pods"}}
+    labels, later = {names.LABEL_PRIORITY: "job"}, {names.ANNOTATION_GROWTH_PRIORITY: "growth"}
+    plain = make_job(make_spec(template=template))
+    job = make_job(plain.spec, labels=labels, annotations=later)
+    found = [
+        (one.kind, one.name, one.field)
+        for one in (
+            manifests.find_class(plain, plain.spec, is_base=True),
+            manifests.find_class(job, job.spec, is_base=True),
+            manifests.find_class(job, job.spec, is_base=False),
+        )
+    ]
+    assert found == [
+        ("PriorityClass", "pods", "spec.template.spec.priorityClassName"),
+        ("WorkloadPriorityClass", "job", f"metadata.labels[{names.LABEL_PRIORITY}]"),
+        ("WorkloadPriorityClass", "growth", f"metadata.annotations[{names.ANNOTATION_GROWTH_PRIORITY}]"),
+    ]
